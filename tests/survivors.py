@@ -64,8 +64,8 @@ SURVIVORS = (
         edits=[
             (
                 "worker/leases.py",
-                "if each.event_id in renewed], deadline)",
-                "if each.event_id in renewed], self._held.deadline(monotonic()))",
+                "if each.id in renewed], deadline)",
+                "if each.id in renewed], self._held.deadline(monotonic()))",
             )
         ],
         test=f"{DEADLINES}[renew_event-too late]",

@@ -68,7 +68,8 @@ def insert(
     }
     if not count:
         return []
-    first = OutboxEvent(**{"event_id": next_id(), **given})
+    first_id = given.pop("event_id", None) or next_id()
+    first = OutboxEvent(id=first_id, event_id=first_id, **given)
     others = [next_id() for _ in range(count - 1)]
     multiply(first, others, counted=counted)
     return [first.event_id, *others]
@@ -91,6 +92,8 @@ def multiply(row: Model, others: Sequence[str], *, counted: str = "") -> None:
     meta, quote = row._meta, connection.ops.quote_name
     columns = {each.column: f"model.{quote(each.column)}" for each in meta.concrete_fields}
     columns[meta.pk.column] = "given.value"
+    if "event_id" in columns:
+        columns["event_id"] = "given.value"
     if counted:
         columns[counted] += " + given.n"
     with transaction.atomic(), connection.cursor() as cursor:
@@ -245,7 +248,7 @@ def stream_claim(
 
 
 def ids_of(rows: Sequence[Any]) -> list[str]:
-    return [each["event_id"] for each in rows]
+    return [each["id"] for each in rows]
 
 
 def write(count: int = 1, event_type: str = PLACED, **fields: Any) -> list[str]:

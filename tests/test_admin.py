@@ -61,7 +61,10 @@ def make(status: Status = Status.DEAD, **fields: Any) -> OutboxEvent:
     }
     values |= fields
     return OutboxEvent.objects.create(
-        status=status, cause=normalised(values["last_error"]) or None, **values
+        id=values["event_id"],
+        status=status,
+        cause=normalised(values["last_error"]) or None,
+        **values,
     )
 
 
@@ -697,6 +700,7 @@ def test_forged_queries_change_nothing_and_break_nothing(query: dict[str, str]) 
 def fill(count: int) -> None:
     OutboxEvent.objects.bulk_create(
         OutboxEvent(
+            id=f"{n:06}",
             event_id=f"{n:06}",
             event_type="order.placed",
             payload="{}",

@@ -385,7 +385,7 @@ def lose(event_id: str, *owners: str) -> None:
 
 
 def test_a_lost_worker_is_shown_with_what_it_ran(admin_client: Client) -> None:
-    running = [{"event_type": "order.paid", "event_id": "x", "seconds": 2.0}]
+    running = [{"event_type": "order.paid", "id": "x", "seconds": 2.0}]
     seen(0, start=9000)
     seen(1, start=9000, end=600, running=running)
     assert re.search(

@@ -238,6 +238,7 @@ def lease(event_id: str, size: int, **given: Any) -> Lease:
     return Lease(
         row=(),
         positions={},
+        id=event_id,
         event_id=event_id,
         event_type="x",
         aggregate_type="y",

@@ -47,7 +47,9 @@ def own_ids(count: int, *, days: float = 8) -> list[str]:
     given = {"event_type": "x", "payload": "{}", "status": Status.DONE}
     at = now() - timedelta(days=days)
     names = [str(uuid.UUID(int=(n + 1) * (2**128 // (count + 1)))) for n in range(count)]
-    first = OutboxEvent(event_id=names[0], occurred_at=at, created_at=at, done_at=at, **given)
+    first = OutboxEvent(
+        id=names[0], event_id=names[0], occurred_at=at, created_at=at, done_at=at, **given
+    )
     multiply(first, names[1:])
     return names
 

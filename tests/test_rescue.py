@@ -160,6 +160,7 @@ def object_with_id(event_id: str) -> Lease:
     return Lease(
         row=(),
         positions={},
+        id=event_id,
         event_id=event_id,
         event_type="x",
         aggregate_type="y",

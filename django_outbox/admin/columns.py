@@ -32,7 +32,7 @@ def column(name: str, show: Callable[[Any], Any], title: Any = None) -> Column:
     return show_field
 
 
-@admin.display(description=_("event"), ordering="event_id")
+@admin.display(description=_("event"), ordering="id")
 def event(event: OutboxEvent) -> str:
     return format_html('{} <span class="outbox-id">{}</span>', event.event_type, event.event_id)
 

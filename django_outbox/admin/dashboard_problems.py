@@ -84,12 +84,12 @@ def _suspects(overview: Overview) -> Iterator[Problem]:
             "Event %(id)s (%(type)s) was leased by %(count)d workers that were lost: %(workers)s.",
             len(suspect.workers),
         ) % {
-            "id": suspect.event_id,
+            "id": suspect.id,
             "type": suspect.event_type,
             "count": len(suspect.workers),
             "workers": _lost_workers(suspect),
         }
-        yield _bad(text, "workers", links.event_url(suspect.event_id))
+        yield _bad(text, "workers", links.event_url(suspect.id))
     elif overview.suspects:
         text = _("One of %d events may stop its workers. Each of them is tried alone now.")
         yield _bad(text % len(overview.suspects), "suspects")

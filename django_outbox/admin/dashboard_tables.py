@@ -199,10 +199,10 @@ def _runs(each: WorkerInfo, found: Sequence[Loss]) -> SafeString:
     leased = [loss for loss in found if any(name == each.id for name, _at in loss.workers)]
     leased.sort(key=lambda loss: -len(loss.workers))  # what other workers lost, too, comes first
     if leased:
-        return _named((links.event(loss.event_id, loss.event_type) for loss in leased), most=1)
+        return _named((links.event(loss.id, loss.event_type) for loss in leased), most=1)
     running = (
-        format_html("{} {}", links.event(event_id, event_type), display.duration(seconds))
-        for event_type, event_id, seconds in each.running
+        format_html("{} {}", links.event(row_id, event_type), display.duration(seconds))
+        for event_type, row_id, seconds in each.running
     )
     return _named(running, most=1)
 
@@ -221,7 +221,7 @@ def _suspects(overview: Overview) -> Section:
 
 def _suspect(each: Loss) -> Cells:
     workers = (f"{links.worker_name(name)} {links.time_of_day(at)}" for name, at in each.workers)
-    event = links.event(each.event_id, each.event_type)
+    event = links.event(each.id, each.event_type)
     return event, str(len(each.workers)), _named(workers)
 
 

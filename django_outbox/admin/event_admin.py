@@ -32,7 +32,7 @@ from .confirmation import EVENTS_SHOWN
 from .list_filters import EventTypeFilter, QueueFilter, StateFilter, UpToFilter, WrittenFilter
 from .read_only import may
 
-SEARCHED: Final = ("event_id", "unique_key", "key", "aggregate_id", "tenant_id")
+SEARCHED: Final = ("id", "unique_key", "key", "aggregate_id", "tenant_id")
 # Actions offered above the list for all matching events, by the value of the state filter.
 BULK_ACTIONS_BY_STATE: Final = {
     "": (REPLAY,),
@@ -56,7 +56,7 @@ class OutboxEventAdmin(error_groups.CausesAdmin):
     ]
     list_per_page = 50
     list_max_show_all = 200
-    ordering = ["-event_id"]
+    ordering = ["-id"]
     search_fields = [f"{each}__exact" for each in SEARCHED]
     search_help_text = _("A whole id, unique key, key, object id or tenant; or several of them.")
     actions = ["replay", "run_now", "discard"]

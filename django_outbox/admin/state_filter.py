@@ -17,7 +17,7 @@ from ..models.pause_queryset import LEASED, POSTPONED
 from ..sql import dialect_of
 from ..sql.values import CLOSING_KINDS
 
-BY_DUE_TIME: Final = ("available_at", "event_id")  # the earliest due time comes first
+BY_DUE_TIME: Final = ("available_at", "id")  # the earliest due time comes first
 SCAN_LIMIT: Final = 10_000  # events that a search by due time covers
 DEAD_LIMIT: Final = 100_000  # dead events that a search covers
 MAX_BLOCKED_STREAMS: Final = 100  # blocked streams whose events are shown
@@ -119,6 +119,6 @@ STATES: Final = {
     "blocked": State(
         _("Blocked by their key"), Q(status__in=UNSETTLED), _scan_blocked, ("key", "seq")
     ),
-    "dead": State(_("Dead"), IsDead("status"), scan_dead, ("-event_id",)),
-    "done": State(_("Done"), Q(status=Status.DONE), None, ("-event_id",)),
+    "dead": State(_("Dead"), IsDead("status"), scan_dead, ("-id",)),
+    "done": State(_("Done"), Q(status=Status.DONE), None, ("-id",)),
 }

@@ -40,11 +40,11 @@ def settle_together(
                 decision, listener=listener.title, number=member.attempts + 1, seconds=seconds
             )
             group = plain.setdefault((lease.kind, attempts), [])
-            group.append((lease.event_id, lease.recorded(decision, failure)))
+            group.append((lease.id, lease.recorded(decision, failure)))
         elif not dialect.keep_progress(
             connection,
             me=lease.owner,
-            event_id=lease.event_id,
+            row_id=lease.id,
             kind=lease.kind,
             progress=fan_out.record_atomic(listener.title, decision),
             as_read=(attempts, fan_out.progress_in_row),
@@ -67,7 +67,7 @@ def settle_together(
 def owned(leases: Sequence[Lease], *, alias: str) -> set[str]:
     """Return the ids of the events whose leases this worker still has, with the rows as read."""
     me = leases[0].owner
-    ids = [each.event_id for each in leases]
+    ids = [each.id for each in leases]
     rows = OutboxEvent.objects.using(alias).filter(pk__in=ids, status__in=UNSETTLED)
     found = {
         pk: (owner, attempts)
@@ -77,9 +77,9 @@ def owned(leases: Sequence[Lease], *, alias: str) -> set[str]:
     mine = OutboxStream.objects.using(alias).filter(key__in=keys, locked_by=me)
     streams = {*mine.values_list("key", flat=True)} if keys else set()
     return {
-        each.event_id
+        each.id
         for each in leases
-        if each.event_id in found
-        and (found[each.event_id][0] == me if each.key is None else each.key in streams)
-        and found[each.event_id][1] == each.attempts
+        if each.id in found
+        and (found[each.id][0] == me if each.key is None else each.key in streams)
+        and found[each.id][1] == each.attempts
     }

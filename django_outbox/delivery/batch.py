@@ -70,10 +70,10 @@ class Batch:
 
     def undecided(self) -> list[Lease]:
         """Return the events that are in none of the results, after the delivery was interrupted."""
-        known = self.gone | {lease.event_id for lease, _ in self.decided}
-        known |= {each.event_id for each in self.to_repeat}
-        known |= {each.call.lease.event_id for each in self.fallbacks}
-        return [each for each in self._leases if each.event_id not in known]
+        known = self.gone | {lease.id for lease, _ in self.decided}
+        known |= {each.id for each in self.to_repeat}
+        known |= {each.call.lease.id for each in self.fallbacks}
+        return [each for each in self._leases if each.id not in known]
 
     # -- deliveries ------------------------------------------------------------------------------
 
@@ -336,13 +336,13 @@ class Batch:
     def _call_again(self, part: list[Member]) -> None:
         """Drop the events that are not ours any more; call the others again, uncounted."""
         mine = owned([each.lease for each in part], alias=self._alias)
-        rest = [each for each in part if each.lease.event_id in mine]
+        rest = [each for each in part if each.lease.id in mine]
         if len(rest) == len(part):  # it cannot be told which
             for each in part:
                 self._record(each, deferred_after_error())
             return
         for each in part:
-            if each.lease.event_id not in mine:
+            if each.lease.id not in mine:
                 self._record(each, LOST)
         self._renew(rest)
         self._halving.again(rest)

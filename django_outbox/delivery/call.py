@@ -264,20 +264,20 @@ class Call(Invocation):
         Ours alone is not enough. This worker may have leased the row again: to retry its own call
         that was abandoned, or after another worker has tried.
         """
-        connection, event_id = connections[self.alias], self.event.event_id
+        connection, row_id = connections[self.alias], self.lease.id
         dialect, attempts = dialect_of(connection), self.lease.event.attempts
         if self.fan_out is not None:
             return dialect.keep_progress(
                 connection,
                 me=self.lease.owner,
-                event_id=event_id,
+                row_id=row_id,
                 progress=self.fan_out.record_atomic(self.listener.title, decision),
                 as_read=(attempts, self.fan_out.progress_in_row),
                 kind=self.lease.kind,
             )
         settled = settle_within(
             connection,
-            [(event_id, self._recorded(decision))],
+            [(row_id, self._recorded(decision))],
             me=self.lease.owner,
             kind=self.lease.kind,
             delete_done=self.settings.RETENTION_DONE == 0,

@@ -21,6 +21,7 @@ from ..sql.values import TAIL, LeaseKind
 from .timeouts import TimedCall
 
 HOT_COLUMNS = {  # column: attribute of a hot event, so that its claim need not read the column
+    "event_id": "event_id",
     "event_type": "event_type",
     "aggregate_type": "aggregate_type",
     "aggregate_id": "aggregate_id",
@@ -40,6 +41,7 @@ class Lease(msgspec.Struct, kw_only=True, eq=False, gc=False):
 
     row: Sequence[Any]  # as it was claimed
     positions: Mapping[str, int]  # positions of the columns in the row
+    id: str  # of the row
     event_id: str
     event_type: str
     aggregate_type: str
@@ -227,7 +229,8 @@ def lease_from_row(
     return Lease(
         row=row,
         positions=positions,
-        event_id=row[0],
+        id=row[0],
+        event_id=row[positions["event_id"]],
         event_type=row[positions["event_type"]],
         aggregate_type=row[positions["aggregate_type"]],
         owner=me,

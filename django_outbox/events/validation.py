@@ -27,6 +27,7 @@ LENGTHS: Mapping[str, int] = {  # most characters in each column
     "key": 255,
     "unique_key": 255,
 }
+ROW_ID_LENGTH = 49  # an event id, a dot and the digest of a listener
 RECEIVED_LENGTHS: Mapping[str, int] = {"source": 128, "message_id": 255}  # in the inbox
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 

@@ -83,7 +83,7 @@ def pending_queries(alias: str) -> Iterator[OutboxQuerySet]:
     An event without a key has a due time of its own; for one with a key the stream has it.
     """
     events = OutboxEvent.objects.using(alias)
-    yield events.filter(available_at__isnull=False).order_by("available_at", "event_id")
+    yield events.filter(available_at__isnull=False).order_by("available_at", "id")
     if connections[alias].features.supports_partial_indexes:
         keyed = events.filter(IsIndexed("status"), key__isnull=False)
     else:

@@ -98,7 +98,7 @@ def _worker_info(row: OutboxWorker, heartbeat_age: float) -> WorkerInfo:
         mode=info.get("mode", ""),
         held=info.get("held", 0),
         running=[
-            (each["event_type"], each["event_id"], each["seconds"] + heartbeat_age)
+            (each["event_type"], each["id"], each["seconds"] + heartbeat_age)
             for each in info.get("running", [])
         ],
         queues=info.get("queues"),
@@ -110,7 +110,7 @@ def _worker_info(row: OutboxWorker, heartbeat_age: float) -> WorkerInfo:
 class Loss:
     """A pending event and the lost workers that had leased it."""
 
-    event_id: str
+    id: str
     event_type: str
     workers: Sequence[tuple[str, datetime]]  # each lost worker, and when that was found
 
@@ -124,10 +124,10 @@ def losses(alias: str) -> list[Loss]:
     found = []
     for query in queries:
         rows = query.order_by("-pk").values_list("pk", "event_type", "history")
-        for event_id, event_type, text in rows[:MAX_LOSSES]:
+        for row_id, event_type, text in rows[:MAX_LOSSES]:
             lost = {each.by: each.at for each in history.entries(text) if each.kind == "lost"}
-            found.append(Loss(event_id=event_id, event_type=event_type, workers=[*lost.items()]))
-    return sorted(found, key=lambda each: each.event_id, reverse=True)[:MAX_LOSSES]
+            found.append(Loss(id=row_id, event_type=event_type, workers=[*lost.items()]))
+    return sorted(found, key=lambda each: each.id, reverse=True)[:MAX_LOSSES]
 
 
 def suspects(found: Sequence[Loss]) -> list[Loss]:

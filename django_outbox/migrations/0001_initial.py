@@ -50,10 +50,8 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="OutboxEvent",
             fields=[
-                (
-                    "event_id",
-                    ExactCharField("event id", max_length=36, primary_key=True, serialize=False),
-                ),
+                ("id", ExactCharField(max_length=49, primary_key=True, serialize=False)),
+                ("event_id", ExactCharField("event id", max_length=36)),
                 ("event_type", ExactCharField("event type", max_length=128)),
                 (
                     "aggregate_type",
@@ -113,12 +111,12 @@ class Migration(migrations.Migration):
                 ],
                 "indexes": [
                     PendingIndex(
-                        fields=["queue", "available_at", "event_id"],
+                        fields=["queue", "available_at", "id"],
                         name=index_name("outbox_event_queue"),
                         where=models.Q(("available_at__isnull", False)),
                     ),
                     PendingIndex(
-                        fields=["available_at", "event_id"],
+                        fields=["available_at", "id"],
                         name=index_name("outbox_event_due"),
                         where=models.Q(("available_at__isnull", False)),
                     ),
@@ -135,13 +133,13 @@ class Migration(migrations.Migration):
                         where=models.Q(("unique_key__isnull", False)),
                     ),
                     PendingIndex(
-                        fields=["event_id"],
+                        fields=["id"],
                         name=index_name("outbox_event_dead"),
                         plain_fields=None,
                         where=models.Q(("status", 3)),
                     ),
                     PendingIndex(
-                        fields=["event_id"],
+                        fields=["id"],
                         name=index_name("outbox_event_lost"),
                         plain_fields=None,
                         where=models.Q(("rescues__gte", 1)),

@@ -8,7 +8,7 @@ from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
 from ..conf import index_name, table_name
-from ..events import GLOBAL, LENGTHS, RECEIVED_LENGTHS, event_label
+from ..events import GLOBAL, LENGTHS, RECEIVED_LENGTHS, ROW_ID_LENGTH, event_label
 from ..listeners.error_texts import LENGTH as CAUSE_LENGTH
 from ..queue_settings import DEFAULT_QUEUE, MAX_QUEUE_NAME
 from .event_queryset import OutboxQuerySet
@@ -43,7 +43,8 @@ class OutboxEvent(models.Model):
         RETRY = 2, _("retry")
         DEAD = 3, _("dead")
 
-    event_id = ExactCharField(_("event id"), max_length=LENGTHS["event_id"], primary_key=True)
+    id = ExactCharField(max_length=ROW_ID_LENGTH, primary_key=True)
+    event_id = ExactCharField(_("event id"), max_length=LENGTHS["event_id"])
     event_type = ExactCharField(_("event type"), max_length=LENGTHS["event_type"])
     aggregate_type = ExactCharField(
         _("aggregate type"), max_length=LENGTHS["aggregate_type"], default=GLOBAL, db_default=GLOBAL
@@ -95,12 +96,12 @@ class OutboxEvent(models.Model):
         ]
         indexes = [
             PendingIndex(
-                fields=["queue", "available_at", "event_id"],
+                fields=["queue", "available_at", "id"],
                 where=Q(available_at__isnull=False),
                 name=index_name("outbox_event_queue"),
             ),
             PendingIndex(  # for reports about all queues
-                fields=["available_at", "event_id"],
+                fields=["available_at", "id"],
                 where=Q(available_at__isnull=False),
                 name=index_name("outbox_event_due"),
             ),
@@ -118,14 +119,14 @@ class OutboxEvent(models.Model):
             ),
             # For admin and commands only. MySQL has none: it finds dead events by the key index.
             PendingIndex(
-                fields=["event_id"],
+                fields=["id"],
                 where=Q(status=3),
                 plain_fields=None,
                 name=index_name("outbox_event_dead"),
             ),
             # For admin and commands only. MySQL has none: replays and claims deadlock on it.
             PendingIndex(
-                fields=["event_id"],
+                fields=["id"],
                 where=Q(rescues__gte=1),
                 plain_fields=None,
                 name=index_name("outbox_event_lost"),

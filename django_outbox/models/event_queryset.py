@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from . import OutboxEvent
     from .stream_queryset import StreamQuerySet
 
-CLAIM_ORDER: Final = ("available_at", "event_id")  # as in the index of due events
+CLAIM_ORDER: Final = ("available_at", "id")  # as in the index of due events
 SKIPPED: Final = "Skipped: its followers may go on."
 BATCH_SIZE: Final = 500  # events per transaction: limits how long rows stay locked
 
@@ -81,7 +81,7 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
 
     def dead(self) -> OutboxQuerySet:
         """Return dead events, oldest first."""
-        return self.filter(IsDead("status")).order_by("done_at", "event_id")
+        return self.filter(IsDead("status")).order_by("done_at", "id")
 
     def rescued(self) -> OutboxQuerySet:
         """Return pending events that workers were lost with since they were last settled."""

@@ -202,7 +202,7 @@ class _ResumedBacklog:
         else:  # only workers know which events a listener gets
             paused = OutboxPause.objects.using(self._alias).filter(kind="event_type")
             rows = rows.exclude(event_type__in=paused.values("name"))
-        rows, low = rows.order_by("available_at", "event_id"), None
+        rows, low = rows.order_by("available_at", "id"), None
         while True:
             batch = rows if low is None else rows.filter(available_at__gte=low)
             # Another query reads the due time: PostgreSQL would sort all rows if it were selected.

@@ -20,9 +20,10 @@ SQL = tuple[str, list[Any]]  # a piece of SQL and its parameters
 AsRead = tuple[int, str | None]  # attempts and progress of a row when it was leased
 
 INSTANTS = ("occurred_at", "created_at", "deliver_at", "first_due_at")
-LIGHT = ("event_id", "attempts", "rescues", "progress", "queue", "history", *INSTANTS)
+LIGHT = ("id", "attempts", "rescues", "progress", "queue", "history", *INSTANTS)
 FULL = (
     *LIGHT,
+    "event_id",
     "event_type",
     "aggregate_type",
     "aggregate_id",
@@ -35,7 +36,7 @@ PAYLOAD, QUEUE = FULL.index("payload"), FULL.index("queue")  # the latter also i
 KEYED = (*FULL, "key", "seq", "status")
 # Columns of a settle's VALUES: the id, and attributes of the decision.
 SETTLED = (
-    *("event_id", "status", "spent", "delay", "error", "cause", "history", "progress"),
+    *("id", "status", "spent", "delay", "error", "cause", "history", "progress"),
     *("queue", "attempts"),
 )
 TAIL = ("due_at", "previous_owner", "now")  # columns that a claim adds; "now" by the database
@@ -158,7 +159,7 @@ class DueRow(NamedTuple):
     event_type: str
     aggregate_type: str
     progress: str | None
-    event_id: str
+    id: str
     due_at: datetime
     queue: str
     now: datetime  # the database's clock
@@ -181,7 +182,7 @@ class OpenBreaker(NamedTuple):
 class Unclaimed(NamedTuple):
     """A lease to be given back."""
 
-    event_id: str
+    id: str
     due_at: datetime
     queue: str
 
@@ -259,9 +260,9 @@ def plain(value: Any) -> Any:
     return int(value) if isinstance(value, int) else value
 
 
-def settle_values(event_id: str, decision: Decision) -> tuple[object, ...]:
+def settle_values(row_id: str, decision: Decision) -> tuple[object, ...]:
     """Return a row of a settle's VALUES, in the order of ``SETTLED``."""
-    return (event_id, *[plain(getattr(decision, name)) for name in SETTLED[1:]])
+    return (row_id, *[plain(getattr(decision, name)) for name in SETTLED[1:]])
 
 
 def renewed_of(rows: Sequence[Row], taken: int) -> tuple[set[str], set[str]]:

@@ -157,7 +157,7 @@ class BatchDelivery:
             except CallAbandoned:
                 raise
             except BaseException:
-                logger.exception("delivery failed event_id=%s", lease.event_id)
+                logger.exception("delivery failed event_id=%s", lease.id)
                 decision = deferred_after_error()
             place.lease = None
             if not self._pools.pass_on(lease, decision):
@@ -210,8 +210,8 @@ def settle_batch(batch: Batch, pools: Pools, streams: Streams) -> list[Lease]:
     Return the events to be settled; others were handed over to another queue's threads.
     """
     decided, batch.decided = batch.decided, []
-    batch.gone.update(lease.event_id for lease, _ in decided)
-    batch.gone.update(lease.event_id for lease in batch.to_repeat)
+    batch.gone.update(lease.id for lease, _ in decided)
+    batch.gone.update(lease.id for lease in batch.to_repeat)
     streams.wait_again(batch.to_repeat)  # first: once its stream goes on, an event is read anew
     batch.to_repeat = []
     last = {each.key: each for each, _ in decided if each.key is not None}

@@ -189,7 +189,7 @@ class _Drain(DrainSettles):
         finally:
             self._settle(connection, waiting)
             if rest := self.held.unstarted():
-                ids = [lease.event_id for lease in rest]
+                ids = [lease.id for lease in rest]
                 dialect_of(connection).release(connection, me=self.me, ids=ids)
             self.held.drop(leases)
         return count
@@ -297,9 +297,9 @@ class _Drain(DrainSettles):
             self.away.add(queue)
         if decision.delay is None or decision.elsewhere:  # another listener of it is due
             return
-        event_id = lease.event_id
-        self.total_delays[event_id] = self.total_delays.get(event_id, 0.0) + decision.delay
-        beyond = self.at is not None and self.total_delays[event_id] > self.horizon
+        row_id = lease.id
+        self.total_delays[row_id] = self.total_delays.get(row_id, 0.0) + decision.delay
+        beyond = self.at is not None and self.total_delays[row_id] > self.horizon
         if decision.delay == 0 or beyond or decision is PAUSED:
             self._exclude(lease)
 

@@ -27,7 +27,7 @@ class DrainSettles(DrainClaims):
     def _exclude(self, lease: Lease) -> None:
         """Do not claim an event, or its stream, again."""
         if lease.key is None:
-            self.excluded.append(lease.event_id)
+            self.excluded.append(lease.id)
         else:
             self.claims.exclude.append(lease.key)
 

@@ -133,7 +133,7 @@ class EventClaims:
 
     def _move(self, connection: BaseDatabaseWrapper, leases: list[Lease]) -> None:
         """Release leases into the queues that they belong to."""
-        due = [Unclaimed(each.event_id, self._due(each), each.queue) for each in leases]
+        due = [Unclaimed(each.id, self._due(each), each.queue) for each in leases]
         dialect_of(connection).unclaim(connection, me=self._me, due=due)
         for lease in leases:
             if (intake := self._intakes.get(lease.queue)) is not None:

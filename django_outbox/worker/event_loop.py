@@ -175,7 +175,7 @@ class EventLoop:
                 continue
             # In a context of its own: in that of another delivery it would use the thread of that
             # one, or one that ``ASYNC_CONNECTIONS`` does not limit.
-            task = Context().run(self._loop.create_task, delivery, name=lease.event_id)
+            task = Context().run(self._loop.create_task, delivery, name=lease.id)
             self._running[task] = lease
             task.add_done_callback(self._finished)
         self._pool.made_room()  # what waits here takes room from the next claim
@@ -219,7 +219,7 @@ class EventLoop:
             "event_id=%s event_type=%s listener=%r seconds=%.1f",
             lease.event_id,
             lease.event_type,
-            self._cancelled.get(lease.event_id, ""),
+            self._cancelled.get(lease.id, ""),
             monotonic() - lease.started_at,
         )
 
@@ -291,7 +291,7 @@ class EventLoop:
             lease = batch.fallbacks[0].call.lease
             decision = await acall_fallback(batch.fallbacks[0])
             del batch.fallbacks[0]
-            batch.gone.add(lease.event_id)
+            batch.gone.add(lease.id)
             self._pools.pass_on(lease, decision)
 
     async def _may_start(self, lease: Lease) -> bool:
@@ -312,7 +312,7 @@ class EventLoop:
     def _cancel(self) -> None:
         for task, lease in self._running.items():
             lease.cancelled = True
-            self._cancelled[lease.event_id] = lease.listener
+            self._cancelled[lease.id] = lease.listener
             task.cancel()
         ending = asyncio.gather(*self._running, return_exceptions=True)
         ending.add_done_callback(lambda _: self._loop.stop())

@@ -97,10 +97,10 @@ class Heartbeat:
         connection = connections[self._alias]
         deadline = self._held.deadline(monotonic())
         renewed, mine = dialect_of(connection).renew(
-            connection, me=self._me, ids=[each.event_id for each in leases], lease=self._held.lease
+            connection, me=self._me, ids=[each.id for each in leases], lease=self._held.lease
         )
-        self._held.renewed([each for each in leases if each.event_id in renewed], deadline)
-        self._drop_lost([each for each in leases if each.event_id not in mine])
+        self._held.renewed([each for each in leases if each.id in renewed], deadline)
+        self._drop_lost([each for each in leases if each.id not in mine])
 
     def _follow_others(self, worker_row: WorkerRow) -> None:
         """Release streams for workers that have fewer; those that none claims come back."""

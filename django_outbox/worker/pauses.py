@@ -91,19 +91,19 @@ class KnownPauses:
             return {**limits}
         dialect, since = dialect_of(connection), {each: self._checked.get(each) for each in left}
         rows = dialect.due_first(connection, limit=CHECK_BATCH, since=since)
-        held = {each.event_id for each in rows if self.is_paused_row(each)}
+        held = {each.id for each in rows if self.is_paused_row(each)}
         by_queue: dict[str, list[DueRow]] = {queue: [] for queue in left}
         for row in rows:
             by_queue[row.queue].append(row)
         for queue, some in by_queue.items():
             full = len(some) == CHECK_BATCH
             self._checked[queue] = (
-                some[0]._replace(due_at=some[0].due_at - LATE_COMMIT_MARGIN, event_id="")
+                some[0]._replace(due_at=some[0].due_at - LATE_COMMIT_MARGIN, id="")
                 if full
                 else None
             )
             if full:
-                left[queue] = min(left[queue], sum(each.event_id not in held for each in some))
+                left[queue] = min(left[queue], sum(each.id not in held for each in some))
         if held:
             newest = max(each.due_at for each in rows)
             count, found = dialect.postpone(

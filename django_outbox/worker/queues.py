@@ -188,7 +188,7 @@ class Held:
     def taken(self, leases: Iterable[Lease]) -> list[Lease]:
         """Return what a claim leased, without what was dropped meanwhile; call it in the lock."""
         gone = self._dropped
-        return [each for each in leases if not (each.renewal and each.event_id in gone)]
+        return [each for each in leases if not (each.renewal and each.id in gone)]
 
     def add(self, leases: Iterable[Lease]) -> list[Lease]:
         """Add leases; return the new ones. If we have a lease already, the claim only renewed it.
@@ -200,11 +200,11 @@ class Held:
         load, queue = None, ""  # of the lease before
         with self.lock:
             for lease in leases:
-                known = self._leases.get(lease.event_id)
+                known = self._leases.get(lease.id)
                 if known is None or not (lease.renewal or goes_on(known, lease)):
                     if known is not None:
                         self.load(known.queue).count(known, -1)
-                    self._leases[lease.event_id] = lease
+                    self._leases[lease.id] = lease
                     if load is None or lease.queue != queue:
                         load, queue = self.load(lease.queue), lease.queue
                     load.held += 1
@@ -220,9 +220,9 @@ class Held:
         with self.lock:
             held, loads = self._leases, self._loads
             for lease in leases:
-                if held.get(lease.event_id) is lease:
-                    del held[lease.event_id]
-                    self._dropped.add(lease.event_id)
+                if held.get(lease.id) is lease:
+                    del held[lease.id]
+                    self._dropped.add(lease.id)
                     load = loads[lease.queue]
                     load.held -= 1
                     load.payload_bytes -= lease.payload_bytes
@@ -254,7 +254,7 @@ class Held:
             return self._start(lease, monotonic())
 
     def _start(self, lease: Lease, now: float) -> bool:
-        if self._leases.get(lease.event_id) is not lease or now >= lease.deadline:
+        if self._leases.get(lease.id) is not lease or now >= lease.deadline:
             return False
         load = self._loads[lease.queue]
         lease.started_at = load.last_start = now
@@ -318,11 +318,11 @@ class Held:
 
     def has(self, lease: Lease) -> bool:
         """Return whether this worker still has the lease."""
-        return self._leases.get(lease.event_id) is lease
+        return self._leases.get(lease.id) is lease
 
     def is_superseded(self, lease: Lease) -> bool:
         """Return whether this worker lost the lease, and has claimed the event anew since."""
-        return self._leases.get(lease.event_id, lease) is not lease
+        return self._leases.get(lease.id, lease) is not lease
 
 
 def goes_on(known: Lease, lease: Lease) -> bool:

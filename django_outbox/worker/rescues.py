@@ -36,7 +36,7 @@ def report_rescues(connection: BaseDatabaseWrapper, leases: Sequence[Lease]) -> 
 
 def _note(connection: BaseDatabaseWrapper, leases: Sequence[Lease]) -> None:
     """Add the same lost worker to the history of each event; they are delivered in any case."""
-    first, ids = leases[0], [each.event_id for each in leases]
+    first, ids = leases[0], [each.id for each in leases]
     lost = Entry(at=first.database_now, kind="lost", number=first.rescues, by=first.previous_owner)
     try:
         with all_or_nothing(connection):

@@ -167,11 +167,11 @@ class Settler:
 
     def _unlocked(self, part: Settled) -> Settled:
         """Return decisions whose rows are unlocked: an idle session must not hold up other rows."""
-        ids = [lease.event_id for lease, _ in part]
+        ids = [lease.id for lease, _ in part]
         with transaction.atomic(using=self._alias):
             rows = OutboxEvent.objects.using(self._alias).filter(pk__in=ids)
             free = {*rows.lock_unlocked()}
-        return [each for each in part if each[0].event_id in free]
+        return [each for each in part if each[0].id in free]
 
     def _drop_lost_streams(self, part: Settled) -> None:
         """Drop lost streams after a refused settle: none of their events may start any more."""
@@ -256,7 +256,7 @@ def _fenced(lease: Lease, decision: Decision) -> tuple[str, Decision]:
     decision = lease.recorded(decision)
     if decision.spent:
         decision = replace(decision, attempts=lease.attempts)
-    return lease.event_id, decision
+    return lease.id, decision
 
 
 def _shortened(each: tuple[Lease, Decision]) -> tuple[Lease, Decision]:

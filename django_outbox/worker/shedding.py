@@ -77,7 +77,7 @@ class Shedding:
         if len(self._excluded) > MAX_EXCLUDED:
             self._excluded.clear()
         awaited = [each for each in late if is_async(each)]
-        self._excluded |= {each.event_id: each.claimed_at - each.lag for each in awaited}
+        self._excluded |= {each.id: each.claimed_at - each.lag for each in awaited}
 
     @property
     def excluded_ids(self) -> list[str]:
@@ -93,5 +93,5 @@ class Shedding:
 
 def unclaim(connection: BaseDatabaseWrapper, *, me: str, leases: list[Lease]) -> None:
     """Release leases of rows unstarted, each due as before, in the queue that it belongs to."""
-    due = [Unclaimed(each.event_id, each.due_at, each.queue) for each in leases]
+    due = [Unclaimed(each.id, each.due_at, each.queue) for each in leases]
     dialect_of(connection).unclaim(connection, me=me, due=due)

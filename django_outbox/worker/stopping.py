@@ -68,7 +68,7 @@ class LeaseReturner:
         with self._held.changed:
             unstarted = self._held.unstarted()
             self._held.drop(unstarted)
-        self._unreleased += [each.event_id for each in unstarted]
+        self._unreleased += [each.id for each in unstarted]
         count = 0
         if ids := self._unreleased:
             count = dialect_of(connection).release(connection, me=self._me, ids=ids)
@@ -91,7 +91,7 @@ class LeaseReturner:
                 monotonic() - lease.started_at,
             )
         self.handed_back = len(running)
-        rows = [*self._unreleased, *(each.event_id for each in running if each.key is None)]
+        rows = [*self._unreleased, *(each.id for each in running if each.key is None)]
         wanted, until = len(rows) + len(self._streams), monotonic() + LOCKED_RETRY_TIME
         dialect = dialect_of(connection)
         while wanted > 0:

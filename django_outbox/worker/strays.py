@@ -68,7 +68,7 @@ class Strays:
             if rows:
                 count += dialect.move(
                     connection,
-                    ids=[each.event_id for each in rows],
+                    ids=[each.id for each in rows],
                     queue=DEFAULT_QUEUE,
                     newest=rows[-1].due_at,
                 )
@@ -103,7 +103,7 @@ class Strays:
             listeners = registry.route(row.aggregate_type, row.event_type)
             found = next_due(listeners, entries(row.progress) or {}, row.now, closed)
             if found is not None and found[1] is None:  # it is due now
-                targets.setdefault(queue_of(found[0]), []).append(row.event_id)
+                targets.setdefault(queue_of(found[0]), []).append(row.id)
         for target in targets.keys() - closed:
             ids = targets[target]
             count = dialect.move(connection, ids=ids, queue=target, newest=rows[-1].due_at)

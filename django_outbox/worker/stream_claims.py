@@ -286,7 +286,7 @@ class StreamClaims:
 
     def _start(self, leases: Sequence[Lease]) -> None:
         if leases:
-            ids = [each.event_id for each in leases]
+            ids = [each.id for each in leases]
             self._dialect.note_starts(self._connection, me=self._me, ids=ids)
             for each in leases:
                 each.rescue_counted = True

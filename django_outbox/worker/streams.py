@@ -253,7 +253,7 @@ class Streams(LeasedStreams):
 
     def _plan_undo(self, leases: Iterable[Lease]) -> None:
         counted = [each for each in leases if each.rescue_counted]
-        self._rescues_to_undo += [each.event_id for each in counted]
+        self._rescues_to_undo += [each.id for each in counted]
         for each in counted:
             each.rescue_counted = False  # or it would be undone twice
 

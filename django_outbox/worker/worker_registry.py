@@ -118,7 +118,7 @@ class WorkerRow:
         return [
             {
                 "event_type": each.event_type,
-                "event_id": each.event_id,
+                "id": each.id,
                 "seconds": round(now - each.started_at, 1),
             }
             for each in longest

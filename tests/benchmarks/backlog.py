@@ -61,6 +61,7 @@ def insert(
     at = "NULL" if due is None else after(due, alias)
     key = connection.ops.quote_name("key")
     values = {
+        "id": concatenated(connection.vendor, letter, IDS[connection.vendor]),
         "event_id": concatenated(connection.vendor, letter, IDS[connection.vendor]),
         "event_type": "%s",
         "aggregate_type": "'__GLOBAL__'",

@@ -27,7 +27,7 @@ from django_outbox.models import OutboxEvent
 
 TABLE = OutboxEvent._meta.db_table
 ME, LEASE, BATCH = "reference", 30, 500
-COLUMNS = "event_id, event_type, aggregate_type, aggregate_id, payload, headers, attempts"
+COLUMNS = "id, event_type, aggregate_type, aggregate_id, payload, headers, attempts"
 DONE = "status = 1, available_at = NULL, locked_by = NULL, locked_at = NULL"
 
 
@@ -48,10 +48,10 @@ class PostgreSQL:
         cursor.execute(
             f"""UPDATE {TABLE} SET locked_by = %s, locked_at = now(),
                 available_at = now() + %s * interval '1 second'
-            WHERE event_id = ANY(ARRAY(
-                SELECT event_id FROM {TABLE}
+            WHERE id = ANY(ARRAY(
+                SELECT id FROM {TABLE}
                 WHERE queue = 'default' AND available_at <= now()
-                ORDER BY queue, available_at, event_id LIMIT %s FOR UPDATE SKIP LOCKED))
+                ORDER BY queue, available_at, id LIMIT %s FOR UPDATE SKIP LOCKED))
             RETURNING {COLUMNS}""",
             [ME, LEASE, BATCH],
         )
@@ -61,7 +61,7 @@ class PostgreSQL:
     def settle(self, cursor: Any, ids: list[str]) -> int:
         cursor.execute(
             f"""UPDATE {TABLE} SET {DONE}, done_at = now()
-            WHERE event_id = ANY(%s) AND status IN (0, 2) AND locked_by = %s""",
+            WHERE id = ANY(%s) AND status IN (0, 2) AND locked_by = %s""",
             [ids, ME],
         )
         return int(cursor.rowcount)
@@ -77,7 +77,7 @@ class MySQL:
             f"""SELECT {COLUMNS}, available_at
             FROM {TABLE} FORCE INDEX ({index_name("outbox_event_queue")})
             WHERE queue = 'default' AND available_at <= {self.now}
-            ORDER BY available_at, event_id LIMIT %s""",
+            ORDER BY available_at, id LIMIT %s""",
             [BATCH],
         )
         rows: Sequence[Sequence[Any]] = cursor.fetchall()
@@ -85,7 +85,7 @@ class MySQL:
             cursor.execute(
                 f"""UPDATE {TABLE} FORCE INDEX (PRIMARY) SET locked_by = %s,
                     locked_at = {self.now}, available_at = {self.now} + INTERVAL %s SECOND
-                WHERE event_id IN ({marks("%s", rows)}) AND available_at <= %s""",
+                WHERE id IN ({marks("%s", rows)}) AND available_at <= %s""",
                 [ME, LEASE, *(row[0] for row in rows), rows[-1][-1]],
             )
             assert cursor.rowcount == len(rows)
@@ -94,7 +94,7 @@ class MySQL:
     def settle(self, cursor: Any, ids: list[str]) -> int:
         cursor.execute(
             f"""UPDATE {TABLE} FORCE INDEX (PRIMARY) SET {DONE}, done_at = {self.now}
-            WHERE event_id IN ({marks("%s", ids)}) AND status IN (0, 2) AND locked_by = %s""",
+            WHERE id IN ({marks("%s", ids)}) AND status IN (0, 2) AND locked_by = %s""",
             [*ids, ME],
         )
         return int(cursor.rowcount)
@@ -110,7 +110,7 @@ class SQLite:
         cursor.execute(
             f"""SELECT {COLUMNS}, available_at FROM {TABLE}
             WHERE queue = 'default' AND available_at <= {self.now}
-            ORDER BY queue, available_at, event_id LIMIT ?""",
+            ORDER BY queue, available_at, id LIMIT ?""",
             [BATCH],
         )
         rows: Sequence[Sequence[Any]] = cursor.fetchall()
@@ -118,7 +118,7 @@ class SQLite:
             cursor.execute(
                 f"""UPDATE {TABLE} SET locked_by = ?, locked_at = {self.now},
                     available_at = {self.lease_end}
-                WHERE event_id IN ({marks("?", rows)}) AND +available_at <= ?""",
+                WHERE id IN ({marks("?", rows)}) AND +available_at <= ?""",
                 [ME, *(row[0] for row in rows), rows[-1][-1]],
             )
             assert cursor.rowcount == len(rows)
@@ -127,7 +127,7 @@ class SQLite:
     def settle(self, cursor: Any, ids: list[str]) -> int:
         cursor.execute(
             f"""UPDATE {TABLE} SET {DONE}, done_at = {self.now}
-            WHERE event_id IN ({marks("?", ids)}) AND status IN (0, 2) AND locked_by = ?""",
+            WHERE id IN ({marks("?", ids)}) AND status IN (0, 2) AND locked_by = ?""",
             [*ids, ME],
         )
         return int(cursor.rowcount)

@@ -24,7 +24,7 @@ PLAIN = "benchmark_plain"  # of the same columns and indexes as the outbox
 BLOCK = 20  # transactions of one kind before the next kind has its turn
 MANY = 100
 COLUMNS = (
-    "event_id event_type aggregate_type payload status attempts rescues "
+    "id event_id event_type aggregate_type payload status attempts rescues "
     "occurred_at created_at first_due_at available_at"
 ).split()
 INSERT = f"INSERT INTO {PLAIN} ({', '.join(COLUMNS)}) VALUES ({', '.join(['%s'] * len(COLUMNS))})"
@@ -39,7 +39,8 @@ def run(scale: Scale, witness: Witness) -> list[Figure]:
 
     def plain_row() -> None:
         now = adapt(datetime.now(timezone.utc))
-        row = [str(uuid.uuid4()), "order.placed", "shop.Order", json.dumps(PAYLOAD), 0, 0, 0]
+        name = str(uuid.uuid4())
+        row = [name, name, "order.placed", "shop.Order", json.dumps(PAYLOAD), 0, 0, 0]
         with connection.cursor() as cursor:
             cursor.execute(INSERT, [*row, now, now, now, now])
 
@@ -85,7 +86,8 @@ def bulk_create() -> None:
     now = datetime.now(timezone.utc)
     OutboxEvent.objects.bulk_create(
         OutboxEvent(
-            event_id=str(uuid.uuid4()),
+            id=(name := str(uuid.uuid4())),
+            event_id=name,
             event_type="order.placed",
             payload=json.dumps(PAYLOAD),
             occurred_at=now,

@@ -60,12 +60,10 @@ def _listener(event_type: str) -> Callable[[Any], None]:
 def at_three_in_the_morning() -> list[str]:
     """The courier's interface fails: retries, dead events, a blocked stream, a silent worker."""
     _history()
-    running = {"event_type": "parcel.requested", "event_id": "", "seconds": 312.0}
+    running = {"event_type": "parcel.requested", "id": "", "seconds": 312.0}
     stuck = insert(2, due=25, event_type="parcel.requested", locked_by="w", locked_at=now())
-    _worker(HOSTS[0], 4000, held=2, age=3, running=[{**running, "event_id": stuck[0]}])
-    _worker(
-        HOSTS[1], 4001, held=1, age=6, running=[{**running, "event_id": stuck[1], "seconds": 4}]
-    )
+    _worker(HOSTS[0], 4000, held=2, age=3, running=[{**running, "id": stuck[0]}])
+    _worker(HOSTS[1], 4001, held=1, age=6, running=[{**running, "id": stuck[1], "seconds": 4}])
     _worker(HOSTS[2], 4002, held=214, age=95)
     insert(180, due=-740, event_type="parcel.requested")
     insert(64, due=-35, event_type="order.paid")
@@ -92,7 +90,7 @@ def in_trouble() -> list[str]:
     _history()
     stuck = insert(3, due=25, event_type="parcel.requested", locked_by="w", locked_at=now())
     for number, age in enumerate((2, 4, 5, 200, 4000)):
-        running = {"event_type": "parcel.requested", "event_id": stuck[number % 3], "seconds": 9.0}
+        running = {"event_type": "parcel.requested", "id": stuck[number % 3], "seconds": 9.0}
         _worker(
             f"worker-{number + 1}.shop.internal",
             4000 + number,
@@ -315,7 +313,7 @@ def evil(text: str) -> None:
         OutboxPause.objects.create(
             kind=each, name=text, reason=text, paused_by=text, paused_at=clock
         )
-    running = [{"event_type": text, "event_id": text, "seconds": 312.0}]
+    running = [{"event_type": text, "id": text, "seconds": 312.0}]
     OutboxWorker.objects.create(
         id=text,
         hostname=text,

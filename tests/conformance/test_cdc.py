@@ -238,7 +238,7 @@ def test_w24_the_purge_deletes_and_nothing_else(log: Log, settings: Any) -> None
     settings.OUTBOX = {**WRITER, "RETENTION_DONE": 0}
     event_id = write()
     assert events().purge() == 1
-    assert [(each.kind, each.columns["event_id"]) for each in log.changes()] == [
+    assert [(each.kind, each.columns["id"]) for each in log.changes()] == [
         ("insert", event_id),
         ("delete", event_id),
     ]
@@ -259,7 +259,7 @@ def test_w24_deleted_at_once_the_table_is_empty_and_the_log_is_not(log: Log, set
     insert, delete = log.changes()
     assert (insert.kind, insert.columns["event_id"]) == ("insert", event_id)
     assert insert.columns["payload"] == '{"sku":"7"}'
-    assert (delete.kind, delete.columns["event_id"]) == ("delete", event_id)
+    assert (delete.kind, delete.columns["id"]) == ("delete", event_id)
 
 
 @decoding

@@ -86,7 +86,7 @@ def test_182_a_claim_leases() -> None:
     (event_id,) = insert(due=-2)
     (found,) = claim(lease=30)
     after = row(event_id)
-    assert found["event_id"] == event_id
+    assert found["id"] == event_id
     assert found["previous_owner"] is None
     assert after.locked_by == "me"
     assert (after.status, after.attempts, after.rescues) == (Status.NEW, 0, 0)
@@ -625,7 +625,7 @@ def test_a_claim_is_cut_where_it_has_enough_payload() -> None:
     """The last row may exceed the limit; the remaining rows stay unlocked for the next claim."""
     ids = insert(60, payload='"' + 998 * "x" + '"')
     found = claim(most_bytes=10_000)
-    first = [each["event_id"] for each in found]
+    first = [each["id"] for each in found]
     assert first == ids[: len(first)]
     # Other databases fetch several rows at a time; only PostgreSQL's statement cuts exactly.
     assert len(first) == 10 if connection.vendor == "postgresql" else 10 <= len(first) <= 25
@@ -662,15 +662,13 @@ def test_leases_are_put_back_with_their_due_times() -> None:
     assert [each.locked_by for each in after] == [None, "thief", None]
     assert [(each.attempts, each.rescues) for each in after] == [(0, 0)] * 3
     assert row(settled).available_at is None
-    assert [each["event_id"] for each in claim()] == [ids[0], ids[2]]
+    assert [each["id"] for each in claim()] == [ids[0], ids[2]]
 
 
 def test_many_leases_are_put_back() -> None:
     ids = insert(550, due=-9)
     rows = claim(limit=1000)
-    due = [
-        Unclaimed(each["event_id"], stored_instant(each["due_at"]), each["queue"]) for each in rows
-    ]
+    due = [Unclaimed(each["id"], stored_instant(each["due_at"]), each["queue"]) for each in rows]
     assert dialect().unclaim(connection, me="me", due=due) == len(ids)
     assert OutboxEvent.objects.due().filter(locked_by=None).count() == len(ids)
 

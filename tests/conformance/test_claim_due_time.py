@@ -52,14 +52,14 @@ def test_a_claim_leaves_an_event_that_was_tried_since_and_is_due_at_once() -> No
     tried, other = insert(2, due=-2)
     with before_update(lambda: OutboxEvent.objects.filter(pk=tried).update(attempts=1)):
         found = claim()
-    assert [each["event_id"] for each in found] == [other]
+    assert [each["id"] for each in found] == [other]
     assert row(tried).locked_by is None
 
 
 def test_a_claim_leaves_an_event_that_is_due_later_by_now() -> None:
     first, second, third = (insert(due=-due)[0] for due in (3, 2, 1))
     with before_update(events_due_later(second)):
-        found = [each["event_id"] for each in claim()]
+        found = [each["id"] for each in claim()]
     assert found == [first, third]
     assert row(second).locked_by is None
     assert claim() == []
@@ -68,7 +68,7 @@ def test_a_claim_leaves_an_event_that_is_due_later_by_now() -> None:
 def test_a_claim_leaves_offered_events_that_are_due_later_by_now() -> None:
     first, second = insert(2, due=-1)
     with before_update(events_due_later(second)):
-        found = [each["event_id"] for each in claim(ids=[first, second])]
+        found = [each["id"] for each in claim(ids=[first, second])]
     assert found == [first]
     assert row(second).locked_by is None
 
@@ -76,7 +76,7 @@ def test_a_claim_leaves_offered_events_that_are_due_later_by_now() -> None:
 def test_a_claim_finds_what_is_behind_events_that_are_all_due_later_by_now() -> None:
     first, second = (insert(due=-due)[0] for due in (2, 1))
     with before_update(events_due_later(first)):
-        found = [each["event_id"] for each in claim(limit=1)]
+        found = [each["id"] for each in claim(limit=1)]
     assert found == [second]
 
 

@@ -28,7 +28,7 @@ def test_a_listeners_integrity_error_is_its_own(outside: bool) -> None:
 
     def fails_in_the_database(event: outbox.Event) -> None:
         if event.payload["n"] == 1:
-            OutboxEvent.objects.create(event_id=event.event_id)
+            OutboxEvent.objects.create(id=event.event_id)
         leaves_an_effect(event)
 
     Order.objects.create(sku="before")

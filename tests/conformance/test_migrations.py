@@ -78,8 +78,8 @@ def test_the_database_fills_what_a_row_begins_with() -> None:
     """The defaults are in the table itself, not only in the model."""
     with connection.cursor() as cursor:
         cursor.execute(
-            "INSERT INTO outbox_event (event_id, event_type, payload, occurred_at, created_at) "
-            "VALUES ('1', 'x', 'null', '2030-01-01 00:00:00', '2030-01-01 00:00:00')"
+            "INSERT INTO outbox_event (id, event_id, event_type, payload, occurred_at, created_at) "
+            "VALUES ('1', '1', 'x', 'null', '2030-01-01 00:00:00', '2030-01-01 00:00:00')"
         )
     row = OutboxEvent.objects.get()
     assert (row.aggregate_type, row.status, row.attempts, row.rescues) == ("__GLOBAL__", 0, 0, 0)
@@ -104,13 +104,13 @@ def test_the_event_table_has_the_measured_indexes_and_no_more() -> None:
     }
     by_vendor = ["key", "status", "seq"] if connection.vendor == "mysql" else ["key", "seq"]
     assert {name: each["columns"] for name, each in found.items()} == {
-        "outbox_event_queue": ["queue", "available_at", "event_id"],
-        "outbox_event_due": ["available_at", "event_id"],
+        "outbox_event_queue": ["queue", "available_at", "id"],
+        "outbox_event_due": ["available_at", "id"],
         "outbox_event_key": by_vendor,
         "outbox_event_unique": ["unique_key"],
         # Few rows are dead: 60,000 updates took equally long with and without this index.
-        **({} if connection.vendor == "mysql" else {"outbox_event_dead": ["event_id"]}),
-        **({} if connection.vendor == "mysql" else {"outbox_event_lost": ["event_id"]}),
+        **({} if connection.vendor == "mysql" else {"outbox_event_dead": ["id"]}),
+        **({} if connection.vendor == "mysql" else {"outbox_event_lost": ["id"]}),
     }
     assert [name for name, each in found.items() if each["unique"]] == ["outbox_event_unique"]
     of_streams = {

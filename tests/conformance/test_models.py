@@ -46,7 +46,7 @@ def row(
         "done_at": at if finished else None,
     }
     return OutboxEvent.objects.using(using).create(
-        event_id=event_id, status=status, **{**defaults, **fields}
+        id=event_id, event_id=event_id, status=status, **{**defaults, **fields}
     )
 
 
@@ -316,6 +316,7 @@ def backlog(count: int, *, every: int = 3) -> None:
     at = now()
     OutboxEvent.objects.bulk_create(
         OutboxEvent(
+            id=f"{number:06}",
             event_id=f"{number:06}",
             event_type="x",
             payload="null",

@@ -192,6 +192,7 @@ def own_ids_kept() -> list[str]:
     names = [f"order-{n}" for n in range(5)]
     OutboxEvent.objects.bulk_create(
         OutboxEvent(
+            id=name,
             event_id=name,
             event_type="x",
             payload="{}",

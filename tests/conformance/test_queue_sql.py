@@ -465,13 +465,13 @@ def test_rows_due_first_are_read_by_queue_in_one_statement() -> None:
     assert (
         len(sent(lambda: found.extend(dialect().due_first(connection, limit=2, since=since)))) == 1
     )
-    assert sorted(each.event_id for each in found) == sorted([*a[:2], b])
+    assert sorted(each.id for each in found) == sorted([*a[:2], b])
     (of_b,) = [each for each in found if each.queue == "b"]
     assert of_b[:5] == (SENT, "parcel", "{}", b, row(b).available_at)
     assert 0 <= (now() - of_b.now).total_seconds() < 60
     last = max((each for each in found if each.queue == "a"), key=lambda each: each.due_at)
     behind = dialect().due_first(connection, limit=2, since={"a": last})
-    assert [each.event_id for each in behind] == [a[2]]
+    assert [each.id for each in behind] == [a[2]]
 
 
 def test_rows_due_at_the_same_time_are_read_once_each() -> None:
@@ -481,7 +481,7 @@ def test_rows_due_at_the_same_time_are_read_once_each() -> None:
     for count in (10, 10, 5, 0):
         rows = dialect().due_first(connection, limit=10, since={"a": last})
         assert len(rows) == count
-        seen += [each.event_id for each in rows]
+        seen += [each.id for each in rows]
         last = rows[-1] if rows else None
     assert seen == ids
 

@@ -325,8 +325,8 @@ def test_progress_and_starts_are_fenced() -> None:
     take()
     keep = dialect().keep_progress
     same = {"me": "me", "progress": "{}", "kind": LeaseKind.STREAM, "as_read": (0, None)}
-    assert keep(connection, event_id=mine, **same)
-    assert not keep(connection, event_id=theirs, **same)
+    assert keep(connection, row_id=mine, **same)
+    assert not keep(connection, row_id=theirs, **same)
     assert dialect().note_starts(connection, me="me", ids=[mine, theirs]) == 1
     assert [row(each).rescues for each in (mine, theirs)] == [1, 0]
 
@@ -387,7 +387,7 @@ def test_a_hand_back_clears_the_owner_of_a_stream(after: float | None) -> None:
     assert not dialect().keep_progress(
         connection,
         me="me",
-        event_id=event_id,
+        row_id=event_id,
         progress="{}",
         kind=LeaseKind.STREAM,
         as_read=(0, None),

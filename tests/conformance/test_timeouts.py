@@ -178,7 +178,7 @@ def test_progress_is_only_kept_where_the_row_is_as_it_was_read(
     kept = dialect_of(connection).keep_progress(
         connection,
         me="me",
-        event_id=event_id,
+        row_id=event_id,
         progress='{"b":{"state":"done"}}',
         kind=kind,
         as_read=(attempts, read),

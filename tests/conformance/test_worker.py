@@ -197,7 +197,7 @@ def leave_autocommit_off(event: outbox.Event) -> None:
 def leave_transaction_broken(event: outbox.Event) -> None:
     transaction.atomic().__enter__()
     with suppress(IntegrityError):
-        OutboxEvent.objects.create(event_id=event.event_id)
+        OutboxEvent.objects.create(id=event.event_id)
 
 
 def leave_a_time_zone(event: outbox.Event) -> None:
@@ -279,7 +279,7 @@ def test_j17_the_number_of_sessions_is_steady() -> None:
             if n % 5 == 4:
                 raise ValueError("undone")
             if n % 5 == 3:
-                OutboxEvent.objects.create(event_id=event.event_id)  # IntegrityError
+                OutboxEvent.objects.create(id=event.event_id)  # IntegrityError
 
     counts: list[int] = []
     with listening(listener, retry=outbox.Fixed(max_attempts=1)), outbox.Worker(workers=4):

@@ -90,7 +90,7 @@ MUTANTS = (
 """,
                 """\
         wanted, params = self._wanted(claim)
-        wanted += " AND (event_id > %s OR attempts > 0 OR locked_by IS NOT NULL"
+        wanted += " AND (id > %s OR attempts > 0 OR locked_by IS NOT NULL"
         wanted += " OR available_at <> first_due_at)"
         params = [*params, getattr(type(self), "seen", "")]
 """,
@@ -465,7 +465,7 @@ MUTANTS = (
         edits=[
             (
                 "delivery/batch.py",
-                "        rest = [each for each in part if each.lease.event_id in mine]\n",
+                "        rest = [each for each in part if each.lease.id in mine]\n",
                 "        rest = [*part]\n",
             ),
             (
@@ -475,7 +475,7 @@ MUTANTS = (
             ),
             (
                 "delivery/batch.py",
-                "            if each.lease.event_id not in mine:\n",
+                "            if each.lease.id not in mine:\n",
                 "            if False:\n",
             ),
         ],
@@ -501,7 +501,7 @@ MUTANTS = (
         edits=[
             (
                 "delivery/batch.py",
-                "        known = self.gone | {lease.event_id for lease, _ in self.decided}\n",
+                "        known = self.gone | {lease.id for lease, _ in self.decided}\n",
                 "        known = {*self.gone}\n",
             )
         ],

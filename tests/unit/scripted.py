@@ -46,7 +46,7 @@ def connection() -> Any:
 
 def row(event_id: str, columns: tuple[str, ...] = FULL, **values: Any) -> tuple[Any, ...]:
     """Return a row of these columns; what is not given is NULL, or as in a new event."""
-    given = {"event_id": event_id, **VALUES, **values}
+    given = {"id": event_id, "event_id": event_id, **VALUES, **values}
     return tuple(given.get(name) for name in columns)
 
 

@@ -72,7 +72,7 @@ class EventLeases(Statements):
                 f"{self._in_utc('MIN(available_at)')}, {self._in_utc(self.now)} FROM ("
                 f"SELECT queue, rescues, locked_by, available_at "
                 f"FROM {self._events_by_due(connection)} "
-                f"WHERE {due} ORDER BY {self.by_queue}available_at, event_id LIMIT %s) due"
+                f"WHERE {due} ORDER BY {self.by_queue}available_at, id LIMIT %s) due"
             )
             params += [me, me, *due_params, limit]
         with connection.cursor() as cursor:
@@ -189,7 +189,7 @@ class EventLeases(Statements):
         """Return the condition of each branch of a claim, followed by its order."""
         until, (wanted, wanted_params) = self._until(connection, claim.at), self._wanted(claim)
         if claim.ids is not None:
-            sql = f"available_at <= {until[0]} AND {wanted} ORDER BY available_at, event_id"
+            sql = f"available_at <= {until[0]} AND {wanted} ORDER BY available_at, id"
             return [(f"{sql} LIMIT %s", [*until[1], *wanted_params, len(claim.ids)])]
         found = []
         for branch in claim.branches:
@@ -197,13 +197,13 @@ class EventLeases(Statements):
             due, params = self._in_queue(
                 branch.queue, column="available_at", after=after, until=until
             )
-            sql = f"{due} AND {wanted} ORDER BY {self.by_queue}available_at, event_id LIMIT %s"
+            sql = f"{due} AND {wanted} ORDER BY {self.by_queue}available_at, id LIMIT %s"
             found.append((sql, [*params, *wanted_params, branch.limit]))
         return found
 
     def _one_of(self, ids: Collection[str]) -> SQL:
         """Return the condition that a row is one of these, and its parameters."""
-        return f"event_id IN ({marks(ids)})", [*ids]
+        return f"id IN ({marks(ids)})", [*ids]
 
     def _tables_by_due(
         self, connection: BaseDatabaseWrapper

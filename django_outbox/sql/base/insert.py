@@ -19,13 +19,14 @@ from ..values import SQL, to_database, to_text
 from .sequence_numbers import SequenceNumbers
 
 STATEMENT_BYTES = 4 * 1024 * 1024  # above max_allowed_packet, MariaDB drops the connection
-PARAMS_PER_ROW = 15
+PARAMS_PER_ROW = 16
 STATEMENT_PARAMS = 60_000  # PostgreSQL's protocol allows 65,535
 
 Written = tuple[Event, str, str | None]  # event, payload text, headers text
 NULL: SQL = ("NULL", [])
 # Columns with a parameter, or NULL; ``queue`` has a default instead.
 GIVEN = (
+    "id",
     "event_id",
     "event_type",
     "aggregate_type",
@@ -111,6 +112,7 @@ class Inserting(SequenceNumbers):
         event, payload, headers = written
         queue = queue_of_new(event)
         given = (
+            event.event_id,
             event.event_id,
             event.event_type,
             event.aggregate_type,

@@ -36,15 +36,15 @@ class Inspection(EventLeases):
         """Return the id of each stream's first event that has one of these statuses."""
         conditions = self._conditions(statuses)
         select = (
-            f"SELECT * FROM (SELECT {self.key}, seq, event_id FROM {self._event(connection)} "
+            f"SELECT * FROM (SELECT {self.key}, seq, id FROM {self._event(connection)} "
             f"WHERE {self.key} = %s AND {{}} ORDER BY seq LIMIT 1) head"
         )
         first: dict[str, tuple[int, str]] = {}
-        for found, seq, event_id in self._for_each_key(
+        for found, seq, row_id in self._for_each_key(
             connection, keys, [select.format(each) for each in conditions]
         ):
-            first[found] = min(first.get(found, (seq, event_id)), (seq, event_id))
-        return {found: event_id for found, (_, event_id) in first.items()}
+            first[found] = min(first.get(found, (seq, row_id)), (seq, row_id))
+        return {found: row_id for found, (_, row_id) in first.items()}
 
     def backlogs(
         self, connection: BaseDatabaseWrapper, *, keys: Sequence[str], most: int
@@ -63,11 +63,11 @@ class Inspection(EventLeases):
     ) -> list[str]:
         """Return the ids of the first unsettled events of each stream, at most ``most`` of each."""
         selects = [
-            f"SELECT * FROM (SELECT seq, event_id FROM {self._event(connection)} "
+            f"SELECT * FROM (SELECT seq, id FROM {self._event(connection)} "
             f"WHERE {self.key} = %s AND {each} ORDER BY seq LIMIT {int(most)}) waiting"
             for each in self._conditions([0, 2])
         ]
-        return [event_id for _, event_id in self._for_each_key(connection, keys, selects)]
+        return [row_id for _, row_id in self._for_each_key(connection, keys, selects)]
 
     def dead(
         self, connection: BaseDatabaseWrapper, *, span: tuple[str | None, str | None], most: int
@@ -88,9 +88,7 @@ class Inspection(EventLeases):
         sql, params = self._dead_select(connection, span, most + 1)
         with connection.cursor() as cursor:
             cursor.execute(
-                f"SELECT event_id FROM ({sql}) found "
-                f"ORDER BY event_id DESC LIMIT 1 OFFSET {int(most)}",
-                params,
+                f"SELECT id FROM ({sql}) found ORDER BY id DESC LIMIT 1 OFFSET {int(most)}", params
             )
             next_id = next((each for (each,) in cursor.fetchall()), None)
         return condition("status = 3", []), most, next_id
@@ -100,11 +98,11 @@ class Inspection(EventLeases):
     ) -> SQL:
         """Return the SELECT of the newest dead events, ``most`` from each part of their index."""
         bounds = zip((">=", "<="), span, strict=True)
-        given = [(f"event_id {sign} %s", each) for sign, each in bounds if each is not None]
+        given = [(f"id {sign} %s", each) for sign, each in bounds if each is not None]
         selects = [
-            f"SELECT * FROM (SELECT event_id FROM {self._by_death(connection)} "
+            f"SELECT * FROM (SELECT id FROM {self._by_death(connection)} "
             f"WHERE {' AND '.join([each, *(sql for sql, _ in given)])} "
-            f"ORDER BY event_id DESC LIMIT {int(most)}) dead"
+            f"ORDER BY id DESC LIMIT {int(most)}) dead"
             for each in self._deaths(connection)
         ]
         return " UNION ALL ".join(selects), [each for _, each in given] * len(selects)
@@ -120,7 +118,7 @@ class Inspection(EventLeases):
         """
         selects = [
             "SELECT * FROM (SELECT event_type, cause, COUNT(*) AS events, "
-            "MAX(event_id) AS newest_id, MIN(done_at) AS oldest, MAX(done_at) AS newest, "
+            "MAX(id) AS newest_id, MIN(done_at) AS oldest, MAX(done_at) AS newest, "
             "SUM(CASE WHEN done_at >= %s THEN 1 ELSE 0 END) AS lately "
             f"FROM {self._by_death(connection)} WHERE {each} GROUP BY event_type, cause "
             f"ORDER BY lately DESC, events DESC LIMIT {int(most)}) dead"

@@ -130,7 +130,7 @@ class Settling(EventLeases):
         connection: BaseDatabaseWrapper,
         *,
         me: str,
-        event_id: str,
+        row_id: str,
         progress: str,
         as_read: AsRead,
         kind: LeaseKind = LeaseKind.ROW,
@@ -140,8 +140,8 @@ class Settling(EventLeases):
         written = self._run(
             connection,
             f"""UPDATE {self._event_by_id(connection)} SET progress = %s
-            WHERE event_id = %s AND {fence}""",
-            [progress, event_id, *params],
+            WHERE id = %s AND {fence}""",
+            [progress, row_id, *params],
         )
         return written == 1
 

@@ -20,7 +20,7 @@ from .insert import Inserting
 from .transactions import single_transaction
 
 PRIMARY_KEYS = {
-    "outbox_event": "event_id",
+    "outbox_event": "id",
     "outbox_inbox": "id",
     "outbox_statistics": "id",
     "outbox_stream": "key",
@@ -53,15 +53,15 @@ class Upkeep(Inserting, EventLeases):
             if last is not None:
                 at = to_database(last.due_at, connection)
                 after = ("%s", [at])
-                behind, more = "AND (available_at > %s OR event_id > %s)", [at, last.event_id]
+                behind, more = "AND (available_at > %s OR id > %s)", [at, last.id]
             due, given = self._in_queue(
                 queue, column="available_at", after=after, until=(self.now, [])
             )
             selects.append(
-                "SELECT * FROM (SELECT event_type, aggregate_type, progress, event_id, "
+                "SELECT * FROM (SELECT event_type, aggregate_type, progress, id, "
                 f"{self._in_utc('available_at')} AS due_at, queue, {self._in_utc(self.now)} AS now "
                 f"FROM {self._events_by_due(connection)} WHERE {due} {behind} "
-                f"ORDER BY {self.by_queue}available_at, event_id LIMIT %s) due"
+                f"ORDER BY {self.by_queue}available_at, id LIMIT %s) due"
             )
             params += [*given, *more, limit]
         with connection.cursor() as cursor:

@@ -88,7 +88,7 @@ class MySQLEventLeases(EventLeases):
                     rescues = rescues + CASE
                         WHEN locked_by IS NULL OR locked_by = %s THEN 0 ELSE 1 END,
                     locked_by = %s, locked_at = {self.now}, available_at = {self.now_plus}
-                WHERE event_id IN ({marks(ids)}) AND available_at <= %s AND {claim.state.value}""",
+                WHERE id IN ({marks(ids)}) AND available_at <= %s AND {claim.state.value}""",
                 # A row that was settled since the SELECT has a later due time, or none.
                 [claim.me, claim.me, claim.lease, *ids, to_database(newest, connection), claim.me],
             )
@@ -103,7 +103,7 @@ class MySQLEventLeases(EventLeases):
         logger.debug("others were faster rows=%d taken=%d", len(rows), taken)
         with connection.cursor() as cursor:
             cursor.execute(
-                f"""SELECT event_id FROM {event} WHERE event_id IN ({marks(ids)})
+                f"""SELECT id FROM {event} WHERE id IN ({marks(ids)})
                 AND locked_by = %s AND available_at > {self.now}""",
                 [*ids, claim.me],
             )
@@ -114,23 +114,23 @@ class MySQLEventLeases(EventLeases):
         self, connection: BaseDatabaseWrapper, *, me: str, ids: Sequence[str], lease: float
     ) -> tuple[set[str], set[str]]:
         event = self._event(connection)
-        mine, params = f"event_id IN ({marks(ids)}) AND locked_by = %s", [*ids, me]
+        mine, params = f"id IN ({marks(ids)}) AND locked_by = %s", [*ids, me]
         taken = self._run(
             connection,
             # LIMIT keeps the locking subquery from being merged into the UPDATE, and STRAIGHT_JOIN
             # puts it first. Otherwise a small table may be scanned.
             f"""UPDATE (
-                SELECT event_id FROM {event} FORCE INDEX (PRIMARY)
+                SELECT id FROM {event} FORCE INDEX (PRIMARY)
                 WHERE {mine} AND available_at IS NOT NULL LIMIT %s{skip_locked(connection)}
             ) unlocked STRAIGHT_JOIN {event} e FORCE INDEX (PRIMARY)
-                ON e.event_id = unlocked.event_id
+                ON e.id = unlocked.id
             SET e.available_at = {self.now_plus}""",
             [*params, ALL, lease],
         )
         if taken == len(ids):
             return set(ids), set(ids)
         with connection.cursor() as cursor:
-            cursor.execute(f"SELECT event_id, available_at FROM {event} WHERE {mine}", params)
+            cursor.execute(f"SELECT id, available_at FROM {event} WHERE {mine}", params)
             return renewed_of(cursor.fetchall(), taken)
 
     def release(
@@ -149,10 +149,10 @@ class MySQLEventLeases(EventLeases):
         return self._run(
             connection,
             f"""UPDATE (
-                SELECT event_id FROM {event} FORCE INDEX (PRIMARY)
-                WHERE event_id IN ({marks(ids)}) AND {fence} LIMIT %s{skip_locked(connection)}
+                SELECT id FROM {event} FORCE INDEX (PRIMARY)
+                WHERE id IN ({marks(ids)}) AND {fence} LIMIT %s{skip_locked(connection)}
             ) unlocked STRAIGHT_JOIN {event} e FORCE INDEX (PRIMARY)
-                ON e.event_id = unlocked.event_id
+                ON e.id = unlocked.id
             SET {due} e.locked_by = NULL, e.locked_at = NULL""",
             [*ids, *params, ALL, *seconds],
         )
@@ -163,18 +163,18 @@ class MySQLEventLeases(EventLeases):
         count = 0
         for start in range(0, len(due), self.rows_per_case):
             some = due[start : start + self.rows_per_case]
-            ids = [each.event_id for each in some]
-            times = [(each.event_id, to_database(each.due_at, connection)) for each in some]
-            queues = [(each.event_id, each.queue) for each in some]
+            ids = [each.id for each in some]
+            times = [(each.id, to_database(each.due_at, connection)) for each in some]
+            queues = [(each.id, each.queue) for each in some]
             count += self._run(
                 connection,
                 f"""UPDATE (
-                    SELECT event_id FROM {event} FORCE INDEX (PRIMARY)
-                    WHERE event_id IN ({marks(ids)}) AND {fence} LIMIT %s{skip_locked(connection)}
+                    SELECT id FROM {event} FORCE INDEX (PRIMARY)
+                    WHERE id IN ({marks(ids)}) AND {fence} LIMIT %s{skip_locked(connection)}
                 ) unlocked STRAIGHT_JOIN {event} e FORCE INDEX (PRIMARY)
-                    ON e.event_id = unlocked.event_id
-                SET e.available_at = CASE e.event_id {"WHEN %s THEN %s " * len(some)}END,
-                    e.queue = CASE e.event_id {"WHEN %s THEN %s " * len(some)}END,
+                    ON e.id = unlocked.id
+                SET e.available_at = CASE e.id {"WHEN %s THEN %s " * len(some)}END,
+                    e.queue = CASE e.id {"WHEN %s THEN %s " * len(some)}END,
                     e.locked_by = NULL, e.locked_at = NULL""",
                 [*ids, *params, ALL, *(value for each in (*times, *queues) for value in each)],
             )
@@ -187,11 +187,11 @@ class MySQLEventLeases(EventLeases):
         return self._run(
             connection,
             f"""UPDATE (
-                SELECT event_id FROM {event} FORCE INDEX (PRIMARY)
-                WHERE event_id IN ({marks(ids)}) AND available_at <= %s
+                SELECT id FROM {event} FORCE INDEX (PRIMARY)
+                WHERE id IN ({marks(ids)}) AND available_at <= %s
                 LIMIT %s{skip_locked(connection)}
             ) unlocked STRAIGHT_JOIN {event} e FORCE INDEX (PRIMARY)
-                ON e.event_id = unlocked.event_id
+                ON e.id = unlocked.id
             SET e.queue = %s""",
             [*ids, to_database(newest, connection), ALL, queue],
         )

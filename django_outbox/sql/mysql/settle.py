@@ -31,19 +31,19 @@ class MySQLSettling(Settling):
         as_read: AsRead | None = None,
     ) -> int:
         fence, params = self._fence(connection, me, kind, as_read)
-        ids = [event_id for event_id, _ in decisions]
-        case = "CASE event_id " + "WHEN %s THEN %s " * len(ids) + "END"
-        times = "CASE event_id " + f"WHEN %s THEN {self.now_plus} " * len(ids) + "END"
+        ids = [row_id for row_id, _ in decisions]
+        case = "CASE id " + "WHEN %s THEN %s " * len(ids) + "END"
+        times = "CASE id " + f"WHEN %s THEN {self.now_plus} " * len(ids) + "END"
         # By id: MariaDB's sql_mode decides if another assigned column has its old or new value.
-        ended = [event_id for event_id, decision in decisions if decision.delay is None]
-        end = f"CASE WHEN event_id IN ({marks(ended)}) THEN {self.now} END" if ended else "NULL"
+        ended = [row_id for row_id, decision in decisions if decision.delay is None]
+        end = f"CASE WHEN id IN ({marks(ended)}) THEN {self.now} END" if ended else "NULL"
 
         def each(*names: str) -> list[Any]:
             return [
                 value
                 for name in names
-                for event_id, decision in decisions
-                for value in (event_id, plain(getattr(decision, name)))
+                for row_id, decision in decisions
+                for value in (row_id, plain(getattr(decision, name)))
             ]
 
         return self._run(
@@ -55,7 +55,7 @@ class MySQLSettling(Settling):
                 history = COALESCE({case}, history), progress = COALESCE({case}, progress),
                 queue = COALESCE({case}, queue),
                 locked_by = NULL, locked_at = NULL
-            WHERE event_id IN ({marks(ids)}) AND attempts = COALESCE({case}, attempts)
+            WHERE id IN ({marks(ids)}) AND attempts = COALESCE({case}, attempts)
             AND {fence}""",
             [
                 *each("status", "spent", "delay"),

@@ -181,7 +181,7 @@ class MySQLStreams(StreamLeases, Inserting):
         return self._run(
             connection,
             f"""UPDATE {self._event(connection)} FORCE INDEX (PRIMARY) SET rescues = rescues + 1
-            WHERE event_id IN ({marks(ids)}) AND {fence}""",
+            WHERE id IN ({marks(ids)}) AND {fence}""",
             [*ids, *params],
         )
 
@@ -193,7 +193,7 @@ class MySQLStreams(StreamLeases, Inserting):
             connection,
             # No join: MariaDB would wait for streams that business transactions lock.
             f"""UPDATE {self._event(connection)} FORCE INDEX (PRIMARY) SET rescues = rescues - 1
-            WHERE event_id IN ({marks(ids)}) AND rescues > 0 AND {fence}""",
+            WHERE id IN ({marks(ids)}) AND rescues > 0 AND {fence}""",
             [*ids, *params],
         )
 

@@ -36,11 +36,11 @@ class MySQLUpkeep(Upkeep, Inspection):
             connection,
             # A row that was claimed meanwhile is due later.
             f"""UPDATE (
-                SELECT event_id FROM {event} FORCE INDEX (PRIMARY)
-                WHERE event_id IN ({marks(ids)}) AND available_at <= %s
+                SELECT id FROM {event} FORCE INDEX (PRIMARY)
+                WHERE id IN ({marks(ids)}) AND available_at <= %s
                 LIMIT %s{skip_locked(connection)}
             ) unlocked STRAIGHT_JOIN {event} e FORCE INDEX (PRIMARY)
-                ON e.event_id = unlocked.event_id
+                ON e.id = unlocked.id
             SET e.available_at = {self.now_plus}, e.locked_by = NULL,
                 e.locked_at = COALESCE(e.locked_at, {self.now})""",
             [*ids, newest, ALL, POSTPONED_FOR],
@@ -51,7 +51,7 @@ class MySQLUpkeep(Upkeep, Inspection):
             connection,
             f"""UPDATE {self._event(connection)} FORCE INDEX (PRIMARY) SET
                 available_at = {self.now}, first_due_at = {self.now}, locked_at = NULL
-            WHERE event_id IN ({marks(ids)}) AND available_at > {self.now}
+            WHERE id IN ({marks(ids)}) AND available_at > {self.now}
             AND locked_by IS NULL AND locked_at IS NOT NULL""",
             [*ids],
         )
@@ -172,7 +172,7 @@ class MySQLUpkeep(Upkeep, Inspection):
         ids = self.dead(connection, span=span, most=most + 1)
         next_id = ids[most] if len(ids) > most else None
         ids = ids[:most] or [""]
-        return condition(f"event_id IN ({marks(ids)})", ids), most, next_id
+        return condition(f"id IN ({marks(ids)})", ids), most, next_id
 
     def _deaths(self, connection: BaseDatabaseWrapper) -> Sequence[str]:
         # Those without a key are adjacent in the index, newest last; all others there are read.

@@ -37,7 +37,7 @@ class PostgresEventLeases(EventLeases):
         rows = lease_chosen(
             connection,
             table=self._event(connection),
-            primary_key="event_id",
+            primary_key="id",
             chosen=self._chosen(connection, claim),
             changes=(
                 f"""rescues = e.rescues + CASE
@@ -59,9 +59,9 @@ class PostgresEventLeases(EventLeases):
         event, until = self._event(connection), self._until(connection, claim.at)
         wanted, params = self._wanted(claim)
         if claim.ids is not None:
-            sql = f"""SELECT event_id, available_at, locked_by
+            sql = f"""SELECT id, available_at, locked_by
                 FROM {event} WHERE available_at <= {until[0]} AND {wanted}
-                ORDER BY available_at, event_id FOR UPDATE SKIP LOCKED"""
+                ORDER BY available_at, id FOR UPDATE SKIP LOCKED"""
             return sql, [*until[1], *params]
         branches, given = as_table(
             connection,
@@ -79,19 +79,19 @@ class PostgresEventLeases(EventLeases):
         # Rows are compared, never due times alone, and ordered by queue: an older index is by due
         # time alone, and a plan that reads all queues there is as slow as the longest of them.
         # At the end, a row is chosen while those before it have fewer bytes than allowed.
-        sql = f"""SELECT event_id, available_at, locked_by FROM (
-            SELECT *, sum(size) OVER (PARTITION BY queue ORDER BY available_at, event_id
+        sql = f"""SELECT id, available_at, locked_by FROM (
+            SELECT *, sum(size) OVER (PARTITION BY queue ORDER BY available_at, id
                 ROWS UNBOUNDED PRECEDING) - size AS before
             FROM (
                 SELECT chosen.*, b.most_bytes
                 FROM {branches} b (queue, n, age, most_bytes), LATERAL (
-                    SELECT event_id, available_at, locked_by, queue, octet_length(payload) AS size
+                    SELECT id, available_at, locked_by, queue, octet_length(payload) AS size
                     FROM {event}
                     WHERE (queue, available_at) >=
                         (b.queue, {self.now} - b.age * interval '1 second')
                     AND (queue, available_at) <= (b.queue, {until[0]})
                     AND available_at IS NOT NULL AND {wanted}
-                    ORDER BY queue, available_at, event_id LIMIT b.n
+                    ORDER BY queue, available_at, id LIMIT b.n
                     FOR UPDATE SKIP LOCKED) chosen
             ) locked) sized
         WHERE before < most_bytes"""
@@ -101,21 +101,21 @@ class PostgresEventLeases(EventLeases):
         self, connection: BaseDatabaseWrapper, *, me: str, ids: Sequence[str], lease: float
     ) -> tuple[set[str], set[str]]:
         event = self._event(connection)
-        mine = "event_id = ANY(%s) AND locked_by = %s"
+        mine = "id = ANY(%s) AND locked_by = %s"
         params: list[Any] = [[*ids], me]
         taken = self._run(
             connection,
             f"""WITH unlocked AS MATERIALIZED (
-                SELECT event_id FROM {event} WHERE {mine} AND available_at IS NOT NULL
+                SELECT id FROM {event} WHERE {mine} AND available_at IS NOT NULL
                 FOR UPDATE SKIP LOCKED)
             UPDATE {event} e SET available_at = {self.now_plus}
-            FROM unlocked WHERE e.event_id = unlocked.event_id""",
+            FROM unlocked WHERE e.id = unlocked.id""",
             [*params, lease],
         )
         if taken == len(ids):
             return set(ids), set(ids)
         with connection.cursor() as cursor:
-            cursor.execute(f"SELECT event_id, available_at FROM {event} WHERE {mine}", params)
+            cursor.execute(f"SELECT id, available_at FROM {event} WHERE {mine}", params)
             return renewed_of(cursor.fetchall(), taken)
 
     def release(
@@ -132,27 +132,27 @@ class PostgresEventLeases(EventLeases):
         return self._run(
             connection,
             f"""WITH unlocked AS MATERIALIZED (
-                SELECT event_id FROM {event} WHERE event_id = ANY(%s) AND {fence}
+                SELECT id FROM {event} WHERE id = ANY(%s) AND {fence}
                 FOR UPDATE SKIP LOCKED)
             UPDATE {event} e SET {due} locked_by = NULL, locked_at = NULL
-            FROM unlocked WHERE e.event_id = unlocked.event_id""",
+            FROM unlocked WHERE e.id = unlocked.id""",
             [[*ids], *params, *seconds],
         )
 
     def unclaim(self, connection: BaseDatabaseWrapper, *, me: str, due: Sequence[Unclaimed]) -> int:
         event = self._event(connection)
         fence, params = self._fence(connection, me)
-        ids = [each.event_id for each in due]
+        ids = [each.id for each in due]
         return self._run(
             connection,
             f"""WITH unlocked AS MATERIALIZED (
-                SELECT event_id FROM {event} WHERE event_id = ANY(%s) AND {fence}
+                SELECT id FROM {event} WHERE id = ANY(%s) AND {fence}
                 FOR UPDATE SKIP LOCKED)
             UPDATE {event} e SET
                 available_at = v.due_at, queue = v.queue, locked_by = NULL, locked_at = NULL
             FROM unlocked,
-                unnest(%s::text[], %s::timestamptz[], %s::text[]) v (event_id, due_at, queue)
-            WHERE e.event_id = unlocked.event_id AND v.event_id = unlocked.event_id""",
+                unnest(%s::text[], %s::timestamptz[], %s::text[]) v (id, due_at, queue)
+            WHERE e.id = unlocked.id AND v.id = unlocked.id""",
             [ids, *params, ids, [each.due_at for each in due], [each.queue for each in due]],
         )
 
@@ -163,10 +163,10 @@ class PostgresEventLeases(EventLeases):
         return self._run(
             connection,
             f"""WITH unlocked AS MATERIALIZED (
-                SELECT event_id FROM {event} WHERE event_id = ANY(%s) AND available_at <= %s
+                SELECT id FROM {event} WHERE id = ANY(%s) AND available_at <= %s
                 FOR UPDATE SKIP LOCKED)
             UPDATE {event} e SET queue = %s
-            FROM unlocked WHERE e.event_id = unlocked.event_id""",
+            FROM unlocked WHERE e.id = unlocked.id""",
             [[*ids], newest, queue],
         )
 
@@ -186,7 +186,7 @@ class PostgresEventLeases(EventLeases):
         return utc(instant)
 
     def _one_of(self, ids: Collection[str]) -> SQL:
-        return "event_id = ANY(%s)", [[*ids]]  # one parameter: parsing 500 took a tenth of a drain
+        return "id = ANY(%s)", [[*ids]]  # one parameter: parsing 500 took a tenth of a drain
 
 
 def as_table(

@@ -43,7 +43,7 @@ class PostgresSettling(Settling):
                 history = COALESCE(v.history, e.history),
                 progress = COALESCE(v.progress, e.progress), queue = COALESCE(v.queue, e.queue),
                 locked_by = NULL, locked_at = NULL
-            FROM v WHERE e.event_id = v.event_id
+            FROM v WHERE e.id = v.id
             AND e.attempts = COALESCE(v.attempts, e.attempts) AND {fence}""",
             [value for each in decisions for value in settle_values(*each)] + params,
         )

@@ -127,7 +127,7 @@ class PostgresStreams(StreamLeases, Inserting):
         return self._run(
             connection,
             f"""UPDATE {self._event(connection)} SET rescues = rescues + 1
-            WHERE event_id = ANY(%s) AND {fence}""",
+            WHERE id = ANY(%s) AND {fence}""",
             [[*ids], *params],
         )
 
@@ -138,7 +138,7 @@ class PostgresStreams(StreamLeases, Inserting):
         return self._run(
             connection,
             f"""UPDATE {self._event(connection)} SET rescues = rescues - 1
-            WHERE event_id = ANY(%s) AND rescues > 0 AND {fence}""",
+            WHERE id = ANY(%s) AND rescues > 0 AND {fence}""",
             [[*ids], *params],
         )
 

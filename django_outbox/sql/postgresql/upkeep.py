@@ -35,11 +35,11 @@ class PostgresUpkeep(Upkeep):
             connection,
             # A row that was claimed meanwhile is due later.
             f"""WITH unlocked AS MATERIALIZED (
-                SELECT event_id FROM {event} WHERE event_id = ANY(%s) AND available_at <= %s
+                SELECT id FROM {event} WHERE id = ANY(%s) AND available_at <= %s
                 FOR UPDATE SKIP LOCKED)
             UPDATE {event} e SET available_at = {self.now_plus}, locked_by = NULL,
                 locked_at = COALESCE(locked_at, {self.now})
-            FROM unlocked WHERE e.event_id = unlocked.event_id""",
+            FROM unlocked WHERE e.id = unlocked.id""",
             [[*ids], newest, POSTPONED_FOR],
         )
 
@@ -48,7 +48,7 @@ class PostgresUpkeep(Upkeep):
             connection,
             f"""UPDATE {self._event(connection)} SET
                 available_at = {self.now}, first_due_at = {self.now}, locked_at = NULL
-            WHERE event_id = ANY(%s) AND available_at > {self.now}
+            WHERE id = ANY(%s) AND available_at > {self.now}
             AND locked_by IS NULL AND locked_at IS NOT NULL""",
             [[*ids]],
         )

@@ -71,9 +71,7 @@ class SQLiteEventLeases(EventLeases):
         by_attempts: dict[int, list[str]] = {}
         for row in rows:
             by_attempts.setdefault(row[1], []).append(row[0])
-        as_seen = [
-            f"event_id IN ({marks(each)}) AND attempts = %s" for each in by_attempts.values()
-        ]
+        as_seen = [f"id IN ({marks(each)}) AND attempts = %s" for each in by_attempts.values()]
         seen = [value for spent, each in by_attempts.items() for value in (*each, spent)]
         newest = stored_instant(max(row[-3] for row in rows))
         assert newest is not None
@@ -92,7 +90,7 @@ class SQLiteEventLeases(EventLeases):
             logger.debug("others were faster rows=%d taken=%d", len(rows), taken)
             with connection.cursor() as cursor:
                 cursor.execute(
-                    f"""SELECT event_id FROM {event} WHERE event_id IN ({marks(ids)})
+                    f"""SELECT id FROM {event} WHERE id IN ({marks(ids)})
                     AND locked_by = %s AND available_at > {self.now}""",
                     [*ids, me],
                 )
@@ -105,7 +103,7 @@ class SQLiteEventLeases(EventLeases):
         self, connection: BaseDatabaseWrapper, *, me: str, ids: Sequence[str], lease: float
     ) -> tuple[set[str], set[str]]:
         event = self._event(connection)
-        mine, params = f"event_id IN ({marks(ids)}) AND locked_by = %s", [*ids, me]
+        mine, params = f"id IN ({marks(ids)}) AND locked_by = %s", [*ids, me]
         taken = self._run(
             connection,
             f"UPDATE {event} SET available_at = {self.now_plus} "
@@ -115,7 +113,7 @@ class SQLiteEventLeases(EventLeases):
         if taken == len(ids):
             return set(ids), set(ids)
         with connection.cursor() as cursor:
-            cursor.execute(f"SELECT event_id, available_at FROM {event} WHERE {mine}", params)
+            cursor.execute(f"SELECT id, available_at FROM {event} WHERE {mine}", params)
             return renewed_of(cursor.fetchall(), taken)
 
     def release(
@@ -131,19 +129,19 @@ class SQLiteEventLeases(EventLeases):
         return self._run(
             connection,
             f"""UPDATE {self._event(connection)} SET {due} locked_by = NULL, locked_at = NULL
-            WHERE event_id IN ({marks(ids)}) AND {fence}""",
+            WHERE id IN ({marks(ids)}) AND {fence}""",
             [*seconds, *ids, *params],
         )
 
     def unclaim(self, connection: BaseDatabaseWrapper, *, me: str, due: Sequence[Unclaimed]) -> int:
         fence, params = self._fence(connection, me, of="e")
-        given = [(each.event_id, to_database(each.due_at, connection), each.queue) for each in due]
+        given = [(each.id, to_database(each.due_at, connection), each.queue) for each in due]
         return self._run(
             connection,
             f"""UPDATE {self._event(connection)} AS e SET
                 available_at = v.column2, queue = v.column3, locked_by = NULL, locked_at = NULL
             FROM (VALUES {", ".join(["(%s, %s, %s)"] * len(due))}) AS v
-            WHERE e.event_id = v.column1 AND {fence}""",
+            WHERE e.id = v.column1 AND {fence}""",
             [*(value for each in given for value in each), *params],
         )
 
@@ -153,7 +151,7 @@ class SQLiteEventLeases(EventLeases):
         return self._run(
             connection,
             f"""UPDATE {self._event(connection)} SET queue = %s
-            WHERE event_id IN ({marks(ids)}) AND available_at <= %s""",
+            WHERE id IN ({marks(ids)}) AND available_at <= %s""",
             [queue, *ids, to_database(newest, connection)],
         )
 

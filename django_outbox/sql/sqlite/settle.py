@@ -38,7 +38,7 @@ class SQLiteSettling(Settling):
                 locked_by = NULL, locked_at = NULL
             FROM (
                 SELECT {columns} FROM (VALUES {rows})) AS v
-            WHERE e.event_id = v.event_id
+            WHERE e.id = v.id
             AND e.attempts = COALESCE(v.attempts, e.attempts) AND {fence}""",
             [value for each in decisions for value in settle_values(*each)] + params,
         )

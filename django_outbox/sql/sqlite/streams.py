@@ -119,7 +119,7 @@ class SQLiteStreams(StreamLeases):
         return self._run(
             connection,
             f"""UPDATE {self._event(connection)} SET rescues = rescues + 1
-            WHERE event_id IN ({marks(ids)}) AND {fence}""",
+            WHERE id IN ({marks(ids)}) AND {fence}""",
             [*ids, *params],
         )
 
@@ -130,7 +130,7 @@ class SQLiteStreams(StreamLeases):
         return self._run(
             connection,
             f"""UPDATE {self._event(connection)} SET rescues = rescues - 1
-            WHERE event_id IN ({marks(ids)}) AND rescues > 0 AND {fence}""",
+            WHERE id IN ({marks(ids)}) AND rescues > 0 AND {fence}""",
             [*ids, *params],
         )
 

@@ -24,7 +24,7 @@ class SQLiteUpkeep(Upkeep):
             # A row that was claimed meanwhile is due later.
             f"""UPDATE {self._event(connection)} SET available_at = {self.now_plus},
                 locked_by = NULL, locked_at = COALESCE(locked_at, {self.now})
-            WHERE event_id IN ({marks(ids)}) AND available_at <= %s""",
+            WHERE id IN ({marks(ids)}) AND available_at <= %s""",
             [POSTPONED_FOR, *ids, newest],
         )
 
@@ -33,7 +33,7 @@ class SQLiteUpkeep(Upkeep):
             connection,
             f"""UPDATE {self._event(connection)} SET
                 available_at = {self.now}, first_due_at = {self.now}, locked_at = NULL
-            WHERE event_id IN ({marks(ids)}) AND available_at > {self.now}
+            WHERE id IN ({marks(ids)}) AND available_at > {self.now}
             AND locked_by IS NULL AND locked_at IS NOT NULL""",
             [*ids],
         )
