@@ -609,11 +609,11 @@ class Network:
                 raise answer
             return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (each, port)) for each in answer]
 
-        async def connect_tcp(backend: Any, host: str, port: int, *args: Any) -> Any:
+        async def connect_tcp(backend: Any, host: str, port: int, *args: Any, **kw: Any) -> Any:
             self.connected.append(host)
             if not self.port:
                 raise httpcore.ConnectError("nothing there")
-            return await connect(backend, "127.0.0.1", self.port, *args)
+            return await connect(backend, "127.0.0.1", self.port, *args, **kw)
 
         monkeypatch.setattr(socket, "getaddrinfo", resolve)
         monkeypatch.setattr(httpcore.AnyIOBackend, "connect_tcp", connect_tcp)

@@ -120,10 +120,7 @@ class _Client(Backend):
         If ``TO`` names one queue or topic, ask for that one, so that its absence shows.
         """
         try:
-            if "{" in self.to or not self.to:
-                self._ask()
-            else:
-                self._ask_for(self._destination(self.to))
+            self._ask("" if "{" in self.to or not self.to else self._destination(self.to))
         except (exceptions.ClientError, exceptions.BotoCoreError) as error:
             found = _outcome(error)
             if found is not THROTTLED and not getattr(found, "is_denied", False):
@@ -161,10 +158,7 @@ class _Client(Backend):
     def _send(self, destination: str, entries: list[Any]) -> Any:
         raise NotImplementedError
 
-    def _ask(self) -> None:
-        raise NotImplementedError
-
-    def _ask_for(self, destination: str) -> None:
+    def _ask(self, destination: str) -> None:
         raise NotImplementedError
 
 
@@ -183,11 +177,11 @@ class SQS(_Client):
     def _send(self, destination: str, entries: list[Any]) -> Any:
         return self._client.send_message_batch(QueueUrl=destination, Entries=entries)
 
-    def _ask(self) -> None:
-        self._client.list_queues(MaxResults=1)
-
-    def _ask_for(self, destination: str) -> None:
-        self._client.get_queue_attributes(QueueUrl=destination, AttributeNames=["QueueArn"])
+    def _ask(self, destination: str) -> None:
+        if destination:
+            self._client.get_queue_attributes(QueueUrl=destination, AttributeNames=["QueueArn"])
+        else:
+            self._client.list_queues(MaxResults=1)
 
 
 class SNS(_Client):
@@ -198,11 +192,11 @@ class SNS(_Client):
     def _send(self, destination: str, entries: list[Any]) -> Any:
         return self._client.publish_batch(TopicArn=destination, PublishBatchRequestEntries=entries)
 
-    def _ask(self) -> None:
-        self._client.list_topics()
-
-    def _ask_for(self, destination: str) -> None:
-        self._client.get_topic_attributes(TopicArn=destination)
+    def _ask(self, destination: str) -> None:
+        if destination:
+            self._client.get_topic_attributes(TopicArn=destination)
+        else:
+            self._client.list_topics()
 
 
 # --- outcomes ------------------------------------------------------------------------------------

@@ -43,10 +43,8 @@ UNSENDABLE: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U001
 THROTTLED: Final = Defer(1, "AWS asks to send more slowly")  # seconds
 # Codes without "Exception" at their end, which some of them have.
 CONTENTS: Final = frozenset(
-    (
-        "BatchRequestTooLong InvalidMessageContents InvalidParameter InvalidParameterValue "
-        "MissingParameter ValidationError Validation"
-    ).split()
+    "BatchRequestTooLong InvalidMessageContents InvalidParameter InvalidParameterValue "
+    "MissingParameter ValidationError Validation".split()
 )
 THROTTLING: Final = frozenset(
     "KmsThrottled KMSThrottling OverLimit RequestThrottled Throttled Throttling "
@@ -55,11 +53,9 @@ THROTTLING: Final = frozenset(
 DENIED: Final = frozenset(("AccessDenied", "AuthorizationError"))
 # The credentials are at fault, so AWS takes nothing at all until they are replaced.
 CREDENTIALS: Final = frozenset(
-    (
-        "AuthFailure ExpiredToken IncompleteSignature InvalidAccessKeyId InvalidClientTokenId "
-        "InvalidSecurity MissingAuthenticationToken OptInRequired RequestExpired "
-        "SignatureDoesNotMatch UnrecognizedClient RequestTimeTooSkewed InvalidSignature"
-    ).split()
+    "AuthFailure ExpiredToken IncompleteSignature InvalidAccessKeyId InvalidClientTokenId "
+    "InvalidSecurity MissingAuthenticationToken OptInRequired RequestExpired "
+    "SignatureDoesNotMatch UnrecognizedClient RequestTimeTooSkewed InvalidSignature".split()
 )
 
 

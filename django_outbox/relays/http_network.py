@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import Any, Final
 
@@ -69,26 +69,15 @@ class CheckedNetwork:
         self._resolvers = ThreadPoolExecutor(threads, thread_name_prefix="outbox-resolve")
 
     async def connect_tcp(
-        self,
-        host: str,
-        port: int,
-        timeout: float | None = None,
-        local_address: str | None = None,
-        socket_options: Iterable[Any] | None = None,
+        self, host: str, port: int, timeout: float | None = None, **options: Any
     ) -> Any:
         """Connect to the first address of a host that accepts, within ``timeout`` seconds."""
         addresses = await self._public_addresses(host, port, timeout)
         share = None if timeout is None else timeout / len(addresses)
         for address in addresses[:-1]:
-            try:
-                return await self._network.connect_tcp(
-                    address, port, share, local_address, socket_options
-                )
-            except (httpcore.ConnectError, httpcore.ConnectTimeout):
-                pass
-        return await self._network.connect_tcp(
-            addresses[-1], port, share, local_address, socket_options
-        )
+            with suppress(httpcore.ConnectError, httpcore.ConnectTimeout):
+                return await self._network.connect_tcp(address, port, share, **options)
+        return await self._network.connect_tcp(addresses[-1], port, share, **options)
 
     async def sleep(self, seconds: float) -> None:
         """Part of httpcore's interface."""

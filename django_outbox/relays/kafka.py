@@ -35,7 +35,7 @@ logger = logging.getLogger("django_outbox")
 WAIT: Final = 0.01  # seconds; of two threads that wait, one may get the reports of both
 ASK_TIMEOUT: Final = 5.0  # seconds to wait for the cluster's metadata
 LAST_REPORTS: Final = 0.2  # seconds to collect the reports of what was purged
-TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
+TOPIC: Final = re.compile(r"(?!\.\.?\Z)[A-Za-z0-9._-]{1,249}")
 STRUCTURED: Final = "application/cloudevents+"
 # The broker refuses a batch of messages, of which perhaps only one is at fault.
 OF_BATCH: Final = {
@@ -148,9 +148,8 @@ class Kafka(Backend):
         def report(index: int, error: Any, _: object = None) -> None:
             found[index] = error
 
-        wrong = {topic for topic in {each.to for each in messages} if not _is_topic(topic)}
         for index, message in enumerate(messages):
-            if message.to in wrong:
+            if not TOPIC.fullmatch(message.to):
                 found[index] = _invalid_topic(message.to)
             elif error := self._enqueue(message, partial(report, index), deadline):
                 found[index] = _refused_by_client(error, message)
@@ -295,10 +294,6 @@ def _is_complete(found: Sequence[Any]) -> bool:
 
 def _code(report: Any) -> int | None:
     return report.code() if isinstance(report, KafkaError) else None
-
-
-def _is_topic(name: str) -> bool:
-    return name not in (".", "..") and TOPIC.fullmatch(name) is not None
 
 
 def _invalid_topic(topic: str) -> Unrecoverable:
