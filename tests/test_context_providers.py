@@ -14,6 +14,7 @@ from django.test.utils import CaptureQueriesContext
 
 import django_outbox as outbox
 from django_outbox import Event, InvalidEvent, write, write_many
+from django_outbox.events.json_text import decode_headers
 from django_outbox.models import OutboxEvent
 
 pytestmark = pytest.mark.django_db
@@ -67,7 +68,7 @@ def use(settings: Any, *providers: Callable[[], Any], **more: Any) -> None:
 
 def headers_of(event_id: str | None) -> Mapping[str, str]:
     row = OutboxEvent.objects.get(pk=event_id)
-    return outbox.events.decode_headers(row.headers)  # type: ignore[attr-defined,no-any-return]
+    return decode_headers(row.headers)
 
 
 @pytest.fixture(autouse=True)

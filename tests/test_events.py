@@ -29,12 +29,12 @@ from django_outbox.events import (
     LENGTHS,
     check_text,
     decode,
-    decode_headers,
     encode,
     encode_headers,
     event_from_row,
     new_id,
 )
+from django_outbox.events.json_text import decode_headers
 from tests.cases import cases
 from tests.testapp.models import Order
 

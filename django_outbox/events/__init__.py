@@ -5,12 +5,11 @@ from __future__ import annotations
 from .arguments import ABSENT
 from .event import Event, event_from_row
 from .ids import least_id, new_id
-from .json_text import check_text, decode, decode_headers, encode, encode_headers, fit
+from .json_text import check_text, decode, encode, encode_headers, fit
 from .typed import Declaration, check_payload, class_fault, declared
 from .validation import (
     GLOBAL,
     LENGTHS,
-    NO_HEADERS,
     RECEIVED_LENGTHS,
     ROW_ID_LENGTH,
     aggregate_key,
@@ -28,7 +27,6 @@ __all__ = [
     "ABSENT",
     "GLOBAL",
     "LENGTHS",
-    "NO_HEADERS",
     "RECEIVED_LENGTHS",
     "ROW_ID_LENGTH",
     "Declaration",
@@ -40,7 +38,6 @@ __all__ = [
     "check_text",
     "class_fault",
     "decode",
-    "decode_headers",
     "declared",
     "encode",
     "event_label",

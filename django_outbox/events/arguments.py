@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime, timezone
-from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from ..exceptions import InvalidEvent
 from . import validation
@@ -17,16 +18,7 @@ if TYPE_CHECKING:
     from .event import Event
 
 
-class _Absent(Enum):
-    """Marks an argument that was not given, as opposed to an explicit ``None``."""
-
-    ABSENT = "absent"
-
-    def __repr__(self) -> str:
-        return "ABSENT"
-
-
-ABSENT: Final = _Absent.ABSENT
+ABSENT: Final = msgspec.UNSET  # an argument that was not given, as opposed to ``None``
 
 
 def fill_declared(

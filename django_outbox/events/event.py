@@ -241,23 +241,12 @@ _OF_DELIVERY = ("payload", "listener", "database")
 _ROW_FIELDS = tuple(name for name in Event.__slots__ if name[0] != "_" and name not in _OF_DELIVERY)
 _ROW_POSITIONS = {name: position for position, name in enumerate((*_ROW_FIELDS, "payload"))}
 _SLOTS = frozenset(Event.__slots__)
-_RESET_VALUES = {  # fields that a copy of a stored event resets, and their values
-    "seq": None,
-    "event_id": "",
-    "occurred_at": ABSENT,
-    "available_at": ABSENT,
-    "unique_key": None,
-    "created_at": None,
-    "deliver_at": None,
-    "first_due_at": None,
-    "attempts": 0,
-    "source": "",
-    "listener": "",
-    "database": "",
-    "_generated": None,
-    "_delay": None,
-    "_payload_and_text": None,
-    "_loads": None,
+_RESET_VALUES = {  # fields that a copy of a stored event resets, and their defaults
+    name: Event.__dataclass_fields__[name].default
+    for name in (
+        "seq event_id occurred_at available_at unique_key created_at deliver_at first_due_at "
+        "attempts source listener database _generated _delay _payload_and_text _loads"
+    ).split()
 }
 _NO_ROW: Mapping[str, Any] = {"_row": None, "_positions": {}, "_origin": None}
 _FIELD_GETTERS = {
