@@ -247,20 +247,21 @@ def current() -> Settings:
 def resolve(name: str) -> Any:
     """Return the value of a setting, imported if it is a dotted path."""
     value = getattr(current(), name)
-    return _import(name, value) if isinstance(value, str) else value
+    return imported(f'OUTBOX["{name}"]', value) if isinstance(value, str) else value
 
 
 def resolve_all(name: str) -> tuple[Any, ...]:
     """Return the imported dotted paths of a setting, in their order."""
-    return tuple(_import(name, path) for path in getattr(current(), name))
+    return tuple(imported(f'OUTBOX["{name}"]', path) for path in getattr(current(), name))
 
 
-def _import(name: str, path: str) -> Any:
+def imported(where: str, path: str) -> Any:
+    """Return what a dotted path names; ``where`` is the setting, for ``ImproperlyConfigured``."""
     try:
         return import_string(path)
     except ImportError as error:
         raise ImproperlyConfigured(
-            f'OUTBOX["{name}"] names {path!r}, which cannot be imported: {error}'
+            f"{where} names {path!r}, which cannot be imported: {error}"
         ) from error
 
 

@@ -98,20 +98,12 @@ def _setting_fault(key: Any, value: Any) -> str | None:
         return f"a whole number of at least 1 as {key}, but not {value!r}"
     if key == "ASYNC_CONNECTIONS" and value is not None and not _is_count(value):
         return f"a whole number of at least 1 as {key}, or None, but not {value!r}"
-    if key == "RATE":
-        return _rate_fault(value)
+    if key == "RATE" and value is not None and not is_rate(value):
+        return f'a RATE such as "50/s", "100/m" or "10/h", or None, but not {value!r}'
     if key == "BREAKER":
         return _breaker_fault(value)
     known = ("WORKERS", "ASYNC_CONCURRENCY", "ASYNC_CONNECTIONS", "RATE", "BREAKER")
     return None if key in known else f"only {', '.join(known)}, but not {key!r}"
-
-
-def _rate_fault(value: Any) -> str | None:
-    if value is None:
-        return None
-    if not is_rate(value):
-        return f'a RATE such as "50/s", "100/m" or "10/h", or None, but not {value!r}'
-    return None
 
 
 def _breaker_fault(value: Any) -> str | None:

@@ -17,15 +17,7 @@ NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,49}")
 HEADER: Final = re.compile(r"headers\[(?!\d+\])[^\[\]]+\]")
 FORMATS: Final = ("plain", "cloudevents", "cloudevents-structured")
 # What TO and SOURCE may name; headers by {headers[name]}.
-FIELDS: Final = (
-    "event_type",
-    "aggregate_type",
-    "aggregate_id",
-    "tenant_id",
-    "key",
-    "event_id",
-    "headers",
-)
+FIELDS: Final = "event_type aggregate_type aggregate_id tenant_id key event_id".split()
 MAX_EVENT_TYPE: Final = 128  # characters, as in the table
 MAX_BATCH: Final = 500  # messages; as many as the events in a call of a batch listener
 DEFAULT_WORKERS: Final = 2  # threads of a relay's queue: one prepares while the other waits
@@ -147,8 +139,8 @@ def _template_fault(key: str, value: Any) -> str | None:
             continue
         if spec or conversion:
             return f"{key} with {{{name}}} as it is, without a conversion (!) or a format (:)"
-        if name not in FIELDS[:-1] and not HEADER.fullmatch(name):
-            known = ", ".join(f"{{{each}}}" for each in FIELDS[:-1])
+        if name not in FIELDS and not HEADER.fullmatch(name):
+            known = ", ".join(f"{{{each}}}" for each in FIELDS)
             return f"{known} or {{headers[name]}} in {key}, but not {{{name}}}"
     return None
 

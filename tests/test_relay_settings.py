@@ -99,7 +99,7 @@ FITTING: dict[str, list[Any]] = {
     "EVENTS": [("order.*", "stock.moved"), ["x" * 128]],
     "TO": [
         *("orders", "{{event_type}}", SECRET, "{headers[x-topic]}.{headers[a.b c]}.{event_type}"),
-        *(f"a-{{{each}}}-b" for each in FIELDS[:-1]),
+        *(f"a-{{{each}}}-b" for each in FIELDS),
     ],
     "SOURCE": ["/shops/{tenant_id}"],
     "FORMAT": ["cloudevents-structured"],

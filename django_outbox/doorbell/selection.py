@@ -9,9 +9,8 @@ from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
-from django.utils.module_loading import import_string
 
-from ..conf import current
+from ..conf import current, imported
 from ..sql import can_notify
 from .base import Doorbell
 from .local import Local
@@ -72,12 +71,9 @@ def _by_path(kind: Any) -> Callable[..., Any]:
             _meant(str(kind), known, "See the settings reference."),
         )
     try:
-        make = import_string(kind)
-    except ImportError as error:
-        raise UnusableDoorbell(
-            f'OUTBOX["DOORBELL"] names {kind!r}, which cannot be imported: {error}.',
-            "Correct the dotted path.",
-        ) from error
+        make = imported('OUTBOX["DOORBELL"]', kind)
+    except ImproperlyConfigured as error:
+        raise UnusableDoorbell(f"{error}.", "Correct the dotted path.") from error
     if not callable(make):
         raise UnusableDoorbell(
             f'OUTBOX["DOORBELL"] names {kind!r}, which is {make!r}.', "Expected a class."

@@ -15,9 +15,8 @@ from time import monotonic
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
-from django.utils.module_loading import import_string
 
-from ..conf import current
+from ..conf import current, imported
 from ..events import Event
 from ..exceptions import BrokerUnavailable, Unrecoverable
 from ..listeners.outcomes import Dead, Defer
@@ -41,12 +40,7 @@ REASON_LENGTH = 200  # characters in the log
 def backend_class(settings: RelaySettings) -> type[Backend]:
     """Return the class that ``BACKEND`` names; ``ImproperlyConfigured`` says why there is none."""
     where = f'OUTBOX["RELAYS"][{settings.name!r}]["BACKEND"]'
-    try:
-        found = import_string(settings.BACKEND)
-    except ImportError as error:
-        raise ImproperlyConfigured(
-            f"{where} names {settings.BACKEND!r}, which cannot be imported: {error}"
-        ) from error
+    found = imported(where, settings.BACKEND)
     if not isinstance(found, type) or not issubclass(found, Backend):
         raise ImproperlyConfigured(
             f"{where} names {found!r}; expected a subclass of django_outbox.relays.Backend."
