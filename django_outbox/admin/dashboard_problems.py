@@ -58,7 +58,7 @@ def _severe_problems(overview: Overview) -> Iterator[Problem]:
         text = _("The oldest due event has waited for %s.") % display.duration(overview.lag)
         yield _bad(text, "types", links.events_url(state="due"))
     for each in overview.unserved_queues:
-        text = _("No live worker serves the queue %s, where events are due.") % each.name
+        text = _("No live worker serves the queue %s, where events are due.") % each
         yield _bad(text, "queues")
 
 

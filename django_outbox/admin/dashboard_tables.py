@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
@@ -31,7 +32,6 @@ from . import dashboard_links as links
 from . import display
 from .charts import format_seconds
 from .dashboard_problems import Problem, capped
-from .dashboard_section import Cells, Section
 from .error_groups import shown_title
 
 MAX_ROWS: Final = 5  # rows of a table
@@ -41,6 +41,38 @@ MAX_MESSAGE: Final = 160  # characters of a cause's message
 MIN_QUEUES: Final = 2  # the only queue is not shown, unless something is wrong
 
 Permissions = frozenset[str]  # "pause", "resume"
+Cells = Sequence[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A section with one table, or with a sentence if the table is empty."""
+
+    name: str
+    title: str
+    columns: Sequence[str]  # a leading # marks a column of numbers; empty: one of buttons
+    rows: Sequence[Cells]
+    empty: str = ""
+    note: str = ""
+    needs_attention: bool = False
+    is_wide: bool = False
+    all_url: str = ""  # the page with all rows
+    count: str = ""  # of all rows, if these are not all
+
+    @property
+    def heads(self) -> list[tuple[str, bool]]:
+        """Return the titles of the columns, and whether they have numbers."""
+        return [(each.removeprefix("#"), each.startswith("#")) for each in self.columns]
+
+    @property
+    def lines(self) -> list[list[tuple[str, tuple[str, bool]]]]:
+        return [[*zip(row, self.heads, strict=True)] for row in self.rows]
+
+    def short(self, most: int) -> Section:
+        """Return the section with at most so many rows, and the number of all of them."""
+        if len(self.rows) <= most:
+            return self
+        return replace(self, rows=self.rows[:most], count=self.count or str(len(self.rows)))
 
 
 def sections(overview: Overview, found: Sequence[Problem], may: Permissions) -> list[Section]:
@@ -254,7 +286,7 @@ def _queue(each: QueueState, now: datetime) -> Cells:
     ]
     if breaker := each.breaker:
         since = display.since(_("unavailable for %s"), breaker.paused_at, now, is_late=True)
-        states.append(format_html("{}: {}", since, breaker.reason.removeprefix(f"{each.name}: ")))
+        states.append(format_html("{}: {}", since, each.away_reason))
     state = format_html_join(", ", "{}", ((text,) for text in states if text))
     return name, f"{each.due}{'+' * each.is_capped}", age, str(each.workers), state
 
@@ -262,7 +294,8 @@ def _queue(each: QueueState, now: datetime) -> Cells:
 def _types(overview: Overview, *, needs_attention: bool) -> Section:
     """Return what waits without a key by type, and the deliveries of the last hour."""
     backlog, done = overview.backlog.by_type, {each["event_type"]: each for each in overview.types}
-    names = sorted({*backlog, *done}, key=lambda each: (-_waiting(backlog.get(each)), each))
+    none = TypeBacklog()
+    names = sorted({*backlog, *done}, key=lambda each: (-backlog.get(each, none).total, each))
     counts = [_("due"), _("leased"), _("retrying"), _("scheduled")]
     times = [_("done in an hour"), _("start p95"), _("run p95")]
     is_whole = overview.backlog.is_whole
@@ -280,7 +313,7 @@ def _types(overview: Overview, *, needs_attention: bool) -> Section:
         rows=[
             (
                 links.events(each) if each else _("all others"),
-                *_backlog(backlog.get(each) or TypeBacklog(), overview.now),
+                *_backlog(backlog.get(each, none), overview.now),
                 *_deliveries(done.get(each)),
                 _listeners(overview, each),
             )
@@ -289,10 +322,6 @@ def _types(overview: Overview, *, needs_attention: bool) -> Section:
         note="" if is_whole else _("There are more: only those due first are counted."),
         needs_attention=needs_attention,
     )
-
-
-def _waiting(backlog: TypeBacklog | None) -> int:
-    return 0 if backlog is None else backlog.total
 
 
 def _backlog(each: TypeBacklog, now: datetime) -> Cells:

@@ -47,9 +47,6 @@ class CauseFilter(Filter):
     def has_output(self) -> bool:
         return self.value() is not None
 
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
-        return []
-
     def choices(self, changelist: ChangeList) -> Iterator[Any]:
         remove = changelist.get_query_string(remove=[self.parameter_name])
         yield {"selected": False, "query_string": remove, "display": _("All")}

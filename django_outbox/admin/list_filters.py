@@ -30,6 +30,9 @@ PERIODS: Final = {
 class Filter(admin.SimpleListFilter):
     """Filter that lists nothing for a value that it does not know, and says so."""
 
+    def lookups(self, request: HttpRequest, model_admin: Any) -> Sequence[tuple[str, Any]]:
+        return []
+
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         value = self.value()
         if value is None:
@@ -80,9 +83,6 @@ class UpToFilter(Filter):
 
     def has_output(self) -> bool:
         return self.value() is not None  # Django applies only filters that have output
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
-        return []
 
     def choices(self, changelist: ChangeList) -> Iterator[Any]:
         return iter(())

@@ -34,8 +34,7 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
 
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return False
+    has_delete_permission = has_change_permission
 
     def has_replay_permission(self, request: HttpRequest) -> bool:
         return may(request, "replay")

@@ -45,10 +45,10 @@ def counts(alias: str) -> Counts:
         newest = OutboxEvent.objects.using(alias).newest(MAX_EXACT_COUNT + 1).counts_by_status()
         if sum(newest.values()) <= MAX_EXACT_COUNT:
             return Counts(numbers=newest)
-    pending, capped = _pending(alias)
-    numbers = {each.name: pending[each] for each in Status}
+    pending, is_capped = _pending(alias)
+    numbers = {each.name: pending[each.name] for each in Status}
     numbers["DEAD"] = dialect.count_dead(connection)
-    at_least = [each.name for each in Status if each in capped]
+    at_least = [each.name for each in Status if each in UNSETTLED and is_capped]
     estimated = ["DONE"]
     if newest:  # there are more rows than the statistics say
         numbers["DONE"] = newest["DONE"]
@@ -58,23 +58,15 @@ def counts(alias: str) -> Counts:
     return Counts(numbers=numbers, at_least=(*at_least,), estimated=(*estimated,))
 
 
-def _pending(alias: str) -> tuple[Counter[Status], set[Status]]:
-    """Count new and retried events; return also the statuses whose count stopped at a limit."""
-    found: Counter[Status] = Counter()
-    capped = set[Status]()
+def _pending(alias: str) -> tuple[Counter[str], bool]:
+    """Count new and retried events; return also whether a count stopped at its limit."""
+    found, is_capped = Counter[str](), False
+    by_status = {Status(each).name: Count("pk", filter=Q(status=each)) for each in UNSETTLED}
     for query in pending_queries(alias):
-        by_status = (
-            Count("pk", filter=Q(status=Status.NEW)),
-            Count("pk", filter=Q(status=Status.RETRY)),
-        )
-        answer: dict[str, Any] = query[:MAX_PENDING].aggregate(
-            total=Count("pk"), new=by_status[0], retry=by_status[1]
-        )
-        found[Status.NEW] += answer["new"]
-        found[Status.RETRY] += answer["retry"]
-        if answer["total"] == MAX_PENDING:
-            capped.update(UNSETTLED)
-    return found, capped
+        answer: dict[str, Any] = query[:MAX_PENDING].aggregate(**by_status)
+        found.update(answer)
+        is_capped = is_capped or sum(answer.values()) == MAX_PENDING
+    return found, is_capped
 
 
 def pending_queries(alias: str) -> Iterator[OutboxQuerySet]:

@@ -94,9 +94,10 @@ class Overview:
         return lag(self.queues)
 
     @property
-    def unserved_queues(self) -> Sequence[QueueState]:
+    def unserved_queues(self) -> Sequence[str]:
         """Return the queues whose due events no live worker delivers, though others are alive."""
-        return unserved_queues(self.queues) if self.alive else []
+        late = unserved_queues([each.as_row() for each in self.queues]) if self.alive else []
+        return [each["queue"] for each in late]
 
     @property
     def unrouted(self) -> Sequence[str]:

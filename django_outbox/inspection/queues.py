@@ -122,14 +122,14 @@ def lag(states: Sequence[QueueState]) -> float:
     return max((each.oldest_due_age or 0.0 for each in states), default=0.0)
 
 
-def unserved_queues(states: Sequence[QueueState]) -> list[QueueState]:
-    """Return the queues with due events that no live worker delivers.
+def unserved_queues(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows of queues with due events that no live worker delivers.
 
     Workers of ``default`` deliver the events of queues that are not configured.
     """
-    late = [each for each in states if each.is_unserved and each.due]
-    has_default = any(each.name == DEFAULT_QUEUE and not each.is_unserved for each in states)
-    return [each for each in late if each.is_configured or not has_default]
+    late = [each for each in rows if each["unserved"] and each["due"]]
+    has_default = any(each["queue"] == DEFAULT_QUEUE and not each["unserved"] for each in rows)
+    return [each for each in late if each["configured"] or not has_default]
 
 
 # -- relays ----------------------------------------------------------------------------------------

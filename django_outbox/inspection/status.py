@@ -15,7 +15,7 @@ from ..queue_settings import DEFAULT_QUEUE
 from .causes import load_causes
 from .counts import MAX_DEAD_SHARE, PERIOD, Rates, capped_count, counts, minutes, rates
 from .overview import BlockedStream, blocked_streams
-from .queues import lag, queue_states
+from .queues import lag, queue_states, unserved_queues
 from .workers import WorkerInfo, clock_and_workers, missing
 
 MAX_CAUSES: Final = 20  # causes of dead events that are listed
@@ -91,7 +91,7 @@ def violations(report: Report, limits: Limits) -> list[str]:
     if minimum is not None and live < minimum:
         found.append(f"workers: {live}, at least {minimum} expected")
     if live:  # without any worker, delivery may be up to "outbox_worker --once"
-        found += _unserved_queues(report["queues"])
+        found += map(_unserved, unserved_queues(report["queues"]))
     return found
 
 
@@ -113,23 +113,18 @@ def _bad_rates(found: dict[str, int], limits: Limits) -> Iterator[str]:
         yield f"events rescued from lost workers {period}: {lately.rescued}, 0 expected"
 
 
-def _unserved_queues(queues: list[dict[str, Any]]) -> Iterator[str]:
-    """Yield a sentence for each queue whose due events no live worker delivers."""
-    has_default = not any(each["unserved"] for each in queues if each["queue"] == DEFAULT_QUEUE)
-    for each in queues:
-        name, due = each["queue"], each["due"]
-        if not (each["unserved"] and due):
-            continue
-        if each["configured"]:
-            yield (
-                f"queue {name!r}: {due} due, but no live worker serves it; start an outbox_worker "
-                f"with --queue {name}, or one without --queue"
-            )
-        elif not has_default:  # else those of "default" deliver them soon
-            yield (
-                f'queue {name!r}: {due} due, but it is not in OUTBOX["QUEUES"], and no live worker '
-                f"serves {DEFAULT_QUEUE!r}, which would deliver them; start one"
-            )
+def _unserved(queue: dict[str, Any]) -> str:
+    """Return a sentence for a queue whose due events no live worker delivers."""
+    name, due = queue["queue"], queue["due"]
+    if queue["configured"]:
+        return (
+            f"queue {name!r}: {due} due, but no live worker serves it; start an outbox_worker "
+            f"with --queue {name}, or one without --queue"
+        )
+    return (
+        f'queue {name!r}: {due} due, but it is not in OUTBOX["QUEUES"], and no live worker '
+        f"serves {DEFAULT_QUEUE!r}, which would deliver them; start one"
+    )
 
 
 def _pause(each: OutboxPause, now: datetime) -> dict[str, Any]:

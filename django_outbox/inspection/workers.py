@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -57,11 +57,8 @@ def clock_and_workers(alias: str) -> tuple[datetime, list[WorkerInfo]]:
     if not found:
         return dialect_of(connections[alias]).clock(connections[alias]), []
     now: datetime = found[0].seen_at
-    return now, _oldest_first(_worker_info(row, age(row.heartbeat_at, now)) for row in found)
-
-
-def _oldest_first(found: Iterable[WorkerInfo]) -> list[WorkerInfo]:
-    return sorted(found, key=lambda each: (each.started_at, each.id))
+    workers = (_worker_info(row, age(row.heartbeat_at, now)) for row in found)
+    return now, sorted(workers, key=lambda each: (each.started_at, each.id))
 
 
 def missing(known: Sequence[WorkerInfo]) -> list[WorkerInfo]:
