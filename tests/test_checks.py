@@ -228,15 +228,15 @@ def test_w021_sqlite_without_write_ahead_log(
     sqlite: Any, options: dict[str, str], warned: bool
 ) -> None:
     sqlite(transaction_mode="IMMEDIATE", **options)
-    found = databases.check_databases(None, databases=["default"])
+    found = list(databases.check_databases(None, databases=["default"]))
     assert [each.id for each in found] == ["django_outbox.W021"] * warned
     assert all("journal_mode=WAL" in (each.hint or "") for each in found)
 
 
 def test_databases_that_were_not_asked_for_are_not_looked_at(sqlite: Any) -> None:
     connection = sqlite()
-    assert databases.check_databases(None, databases=None) == []
-    assert databases.check_databases(None, databases=["other"]) == []
+    assert list(databases.check_databases(None, databases=None)) == []
+    assert list(databases.check_databases(None, databases=["other"])) == []
     assert connection.connection is None
 
 
@@ -251,7 +251,7 @@ def test_e022_a_schema_on_a_database_that_has_none(sqlite: Any) -> None:
 def test_w023_a_migrated_database_without_our_tables(sqlite: Any) -> None:
     """The check is silent at the very first migrate, which runs checks too."""
     connection = sqlite(transaction_mode="IMMEDIATE", init_command=WAL)
-    assert databases.check_databases(None, databases=["default"]) == []
+    assert list(databases.check_databases(None, databases=["default"])) == []
 
     MigrationRecorder(connection).ensure_schema()
     [warning] = databases.check_databases(None, databases=["default"])
@@ -266,7 +266,7 @@ def test_w023_a_migrated_database_without_our_tables(sqlite: Any) -> None:
     with connection.schema_editor() as editor:
         editor.create_model(outbox_models.OutboxPause)
         editor.create_model(outbox_models.OutboxLease)
-    assert databases.check_databases(None, databases=["default"]) == []
+    assert list(databases.check_databases(None, databases=["default"])) == []
 
 
 def test_a_database_that_cannot_be_reached_is_not_said_to_lack_tables(

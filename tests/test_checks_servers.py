@@ -47,7 +47,7 @@ class Answering:
 def asked(monkeypatch: pytest.MonkeyPatch, server: Any) -> list[CheckMessage]:
     monkeypatch.setattr(servers, "connections", {"default": server})
     monkeypatch.setattr(servers, "aliases", lambda: ["default"])
-    return servers.check_servers(None, databases=["default"])
+    return list(servers.check_servers(None, databases=["default"]))
 
 
 def test_193_there_is_sql_for_these_vendors() -> None:

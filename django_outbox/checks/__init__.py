@@ -31,12 +31,13 @@ TASKS_BACKEND = "django_outbox.contrib.tasks.OutboxBackend"
 
 
 @register("django_outbox")
-def check_settings(app_configs: Configs, **kwargs: Any) -> list[CheckMessage]:
+def check_settings(app_configs: Configs, **kwargs: Any) -> Iterator[CheckMessage]:
     """Report E001 unknown or invalid settings; E002 unusable dotted paths; E003 conflicts."""
     faults = conf.problems()
-    if faults:
-        return [Error(each.message, hint=each.hint, id="django_outbox.E001") for each in faults]
-    return [*_unresolved(), *_conflicts(conf.current())]
+    for each in faults:
+        yield Error(each.message, hint=each.hint, id="django_outbox.E001")
+    if not faults:
+        yield from (*_unresolved(), *_conflicts(conf.current()))
 
 
 def _unresolved() -> Iterator[CheckMessage]:
@@ -73,10 +74,10 @@ def _conflicts(settings: Settings) -> Iterator[CheckMessage]:
 
 
 @register("django_outbox")
-def check_writer_only(app_configs: Configs, **kwargs: Any) -> list[CheckMessage]:
+def check_writer_only(app_configs: Configs, **kwargs: Any) -> Iterator[CheckMessage]:
     """Report W006 settings and listeners without effect: MODE "writer_only" delivers nothing."""
     if conf.problems() or conf.current().MODE != "writer_only":
-        return []
+        return
     settings, default = conf.current(), Settings()
     without_effect = [
         name
@@ -84,38 +85,34 @@ def check_writer_only(app_configs: Configs, **kwargs: Any) -> list[CheckMessage]
         if name not in WRITING_SETTINGS and getattr(settings, name) != getattr(default, name)
     ]
     without_effect += [each.where for each in registry.listeners() if each.check is None]
-    if not without_effect:
-        return []
-    return [
-        Warning(
+    if without_effect:
+        yield Warning(
             f'In OUTBOX["MODE"] "writer_only" these have no effect: {", ".join(without_effect)}.',
             hint="In this mode events are only written; remove the other settings.",
             id="django_outbox.W006",
         )
-    ]
 
 
 @register("django_outbox")
-def check_listeners(app_configs: Configs, **kwargs: Any) -> list[CheckMessage]:
+def check_listeners(app_configs: Configs, **kwargs: Any) -> Iterator[CheckMessage]:
     """Report E010, E012 uncallable listener or fallback; E011 duplicate; E013 bad payload class."""
-    found: list[CheckMessage] = []
     for each in registry.listeners():
         if fault := each.fault:
             hint = "Give it the signature (event)."
-            found.append(Error(fault, hint=hint, id="django_outbox.E010"))
+            yield Error(fault, hint=hint, id="django_outbox.E010")
         if fault := each.payload_fault:
             hint = "Give its fields types that JSON can hold, defined or imported in its module."
-            found.append(Error(fault, hint=hint, id="django_outbox.E013"))
+            yield Error(fault, hint=hint, id="django_outbox.E013")
         if fault := each.fallback_fault:
             hint = "Give it the signature (event, failure)."
-            found.append(Error(fault, hint=hint, id="django_outbox.E012"))
+            yield Error(fault, hint=hint, id="django_outbox.E012")
     hint = "Remove one of them, or give the second listener a name."
-    found += [Error(text, hint=hint, id="django_outbox.E011") for text in registry.conflicts]
-    return found
+    for text in registry.conflicts:
+        yield Error(text, hint=hint, id="django_outbox.E011")
 
 
 @register("django_outbox")
-def check_routing(app_configs: Configs, **kwargs: Any) -> list[CheckMessage]:
+def check_routing(app_configs: Configs, **kwargs: Any) -> Iterator[CheckMessage]:
     """Report E040, W041 no model shares the outbox's database, so they cannot commit together."""
     outbox = router.db_for_write(OutboxEvent)
     business, others = set[str](), set[str]()
@@ -124,7 +121,7 @@ def check_routing(app_configs: Configs, **kwargs: Any) -> list[CheckMessage]:
             is_djangos = model.__module__.startswith("django.contrib.")
             (others if is_djangos else business).add(router.db_for_write(model))
     if not business or outbox in business:
-        return []
+        return
     text = (
         f"The outbox is written on {outbox!r}, but the project's models on {sorted(business)}: an "
         "event does not commit together with the change that it reports."
@@ -134,14 +131,14 @@ def check_routing(app_configs: Configs, **kwargs: Any) -> list[CheckMessage]:
         "database (using=, --database), silence this check."
     )
     if outbox in others or not business.isdisjoint(aliases()):
-        return [Warning(text, hint=hint, id="django_outbox.W041")]
-    return [Error(text, hint=hint, id="django_outbox.E040")]
+        yield Warning(text, hint=hint, id="django_outbox.W041")
+    else:
+        yield Error(text, hint=hint, id="django_outbox.E040")
 
 
 @register("django_outbox")
-def check_atomic(app_configs: Configs, **kwargs: Any) -> list[CheckMessage]:
+def check_atomic(app_configs: Configs, **kwargs: Any) -> Iterator[CheckMessage]:
     """Report E042 an atomic listener whose app writes to a database without the outbox."""
-    found: list[CheckMessage] = []
     for each in (each for each in registry.listeners() if each.atomic):
         config = apps.get_containing_app_config(registry.qualified_name(each.call))
         written = {router.db_for_write(model) for model in config.get_models()} if config else set()
@@ -151,51 +148,43 @@ def check_atomic(app_configs: Configs, **kwargs: Any) -> list[CheckMessage]:
                 f"{sorted(written)}, where the outbox has no table: they would not commit together."
             )
             hint = "Leave atomic=True out and make the listener idempotent."
-            found.append(Error(text, hint=hint, id="django_outbox.E042"))
-    return found
+            yield Error(text, hint=hint, id="django_outbox.E042")
 
 
 @register("django_outbox")
-def check_embedded(app_configs: Configs, **kwargs: Any) -> list[CheckMessage]:
+def check_embedded(app_configs: Configs, **kwargs: Any) -> Iterator[CheckMessage]:
     """Report W030 embedded workers start with a request: without traffic, due events wait."""
-    if conf.problems() or not conf.current().EMBEDDED:
-        return []
-    return [
-        Warning(
+    if not conf.problems() and conf.current().EMBEDDED:
+        yield Warning(
             'OUTBOX["EMBEDDED"] is True: a worker starts with the first request of a process. '
             "Retries, delayed events and what a lost process held wait until some process has one.",
             hint="Run one outbox_worker next to the web server, then silence this check.",
             id="django_outbox.W030",
         )
-    ]
 
 
 @register("django_outbox")
-def check_tasks(app_configs: Configs, **kwargs: Any) -> list[CheckMessage]:
+def check_tasks(app_configs: Configs, **kwargs: Any) -> Iterator[CheckMessage]:
     """Report E055 TASKS names the outbox, but no tasks framework is installed."""
     backends = getattr(settings, "TASKS", {})
     named = [alias for alias, each in backends.items() if each.get("BACKEND") == TASKS_BACKEND]
-    if not named or find_spec("django.tasks") or find_spec("django_tasks"):
-        return []
-    return [
-        Error(
+    if named and not find_spec("django.tasks") and not find_spec("django_tasks"):
+        yield Error(
             f"TASKS[{named[0]!r}] names the outbox, but before Django 6 nothing reads TASKS "
             "without the package django-tasks.",
             hint="Run pip install 'django-transactional-outbox[tasks]'.",
             id="django_outbox.E055",
         )
-    ]
 
 
 # --- what matters only in production: for ``manage.py check --deploy`` ---
 
 
 @register("django_outbox", deploy=True)
-def check_deployment(app_configs: Configs, **kwargs: Any) -> list[CheckMessage]:
+def check_deployment(app_configs: Configs, **kwargs: Any) -> Iterator[CheckMessage]:
     """Report W007 naive times; W014 long timeouts; W050 stale connections."""
-    if conf.problems():
-        return []
-    return [*_naive_times(), *_long_timeouts(), *_stale_connections()]
+    if not conf.problems():
+        yield from (*_naive_times(), *_long_timeouts(), *_stale_connections())
 
 
 def _naive_times() -> Iterator[CheckMessage]:

@@ -21,44 +21,38 @@ STATEMENT_PER_PAYLOAD = 4  # times: payload and headers, every character escaped
 
 
 @register("django_outbox")
-def check_sqlite(app_configs: Configs, **kwargs: Any) -> list[CheckMessage]:
+def check_sqlite(app_configs: Configs, **kwargs: Any) -> Iterator[CheckMessage]:
     """Report W020 SQLite transactions that are not IMMEDIATE. This opens no connection."""
-    found: list[CheckMessage] = []
     for alias in aliases():
         if connections[alias].vendor != "sqlite":
             continue
         mode = connections.settings[alias].get("OPTIONS", {}).get("transaction_mode") or ""
         if str(mode).upper() not in ("IMMEDIATE", "EXCLUSIVE"):
-            found.append(
-                Warning(
-                    f"The SQLite database {alias!r} begins its transactions DEFERRED. In a test "
-                    "with a running worker, 43 % of the business transactions failed with "
-                    '"database is locked".',
-                    hint='Set OPTIONS = {"transaction_mode": "IMMEDIATE", '
-                    '"init_command": "PRAGMA journal_mode=WAL"}.',
-                    id="django_outbox.W020",
-                )
+            yield Warning(
+                f"The SQLite database {alias!r} begins its transactions DEFERRED. In a test "
+                'with a running worker, 43 % of the business transactions failed with "database '
+                'is locked".',
+                hint='Set OPTIONS = {"transaction_mode": "IMMEDIATE", '
+                '"init_command": "PRAGMA journal_mode=WAL"}.',
+                id="django_outbox.W020",
             )
-    return found
 
 
 @register(Tags.database)
 def check_databases(
     app_configs: Configs, databases: Sequence[str] | None = None, **kwargs: Any
-) -> list[CheckMessage]:
+) -> Iterator[CheckMessage]:
     """Report W021 no WAL; E022 no schemas; W023 no tables; W026 isolation; W027 packet size.
 
     Also report E056 statements in the binary log; E057 a charset that lacks characters.
     """
-    found: list[CheckMessage] = []
     for alias in sorted(set(databases or ()).intersection(aliases())):
         connection = connections[alias]
         if connection.vendor not in DIALECTS:
             continue  # reported as E024
-        found += [*_journal_mode(connection), *_schema(connection), *_tables(connection)]
-        found += [*_isolation(connection), *_statement_size(connection)]
-        found += [*_statement_log(connection), *_charset(connection)]
-    return found
+        yield from (*_journal_mode(connection), *_schema(connection), *_tables(connection))
+        yield from (*_isolation(connection), *_statement_size(connection))
+        yield from (*_statement_log(connection), *_charset(connection))
 
 
 def _journal_mode(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:

@@ -17,16 +17,13 @@ DEFAULT_POOL_SIZE = 4  # connections: psycopg's default for min_size, and for ma
 
 
 @register("django_outbox")
-def check_connections(app_configs: Configs, **kwargs: Any) -> list[CheckMessage]:
+def check_connections(app_configs: Configs, **kwargs: Any) -> Iterator[CheckMessage]:
     """Report W051 a pool smaller than the worker's threads; W052 LISTEN through a pooler."""
     if conf.problems() or conf.current().MODE == "writer_only":
-        return []
-    return [
-        message
-        for alias in aliases()
-        if connections[alias].vendor == "postgresql"
-        for message in (*_pool(alias), *_pooler(alias))
-    ]
+        return
+    for alias in aliases():
+        if connections[alias].vendor == "postgresql":
+            yield from (*_pool(alias), *_pooler(alias))
 
 
 def _pool(alias: str) -> Iterator[CheckMessage]:

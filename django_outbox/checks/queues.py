@@ -17,12 +17,11 @@ from .databases import Configs
 
 
 @register("django_outbox")
-def check_queues(app_configs: Configs, **kwargs: Any) -> list[CheckMessage]:
+def check_queues(app_configs: Configs, **kwargs: Any) -> Iterator[CheckMessage]:
     """Report E015 a queue that is not configured; W016 one without listeners; W017 one stream."""
-    if conf.problems() or conf.current().MODE == "writer_only":  # W006 reports all of it
-        return []
-    settings = conf.current()
-    return [*_unknown(settings), *_unused(settings), *_pointless(settings)]
+    if conf.problems() or (settings := conf.current()).MODE == "writer_only":  # W006 reports it
+        return
+    yield from (*_unknown(settings), *_unused(settings), *_pointless(settings))
 
 
 def _unknown(settings: Settings) -> Iterator[CheckMessage]:
@@ -71,30 +70,23 @@ def _pointless(settings: Settings) -> Iterator[CheckMessage]:
 
 
 @register("django_outbox")
-def check_batch_interceptors(app_configs: Configs, **kwargs: Any) -> list[CheckMessage]:
+def check_batch_interceptors(app_configs: Configs, **kwargs: Any) -> Iterator[CheckMessage]:
     """Report W018 interceptors without ``batch = True``, if there are batch listeners."""
     if conf.problems() or conf.current().MODE == "writer_only":
-        return []
+        return
     # A relay runs nothing of the project that would need an interceptor.
     bulk = [each for each in registry.listeners() if each.batching and each.check is None]
     try:
         interceptors = hooks.interceptors()
     except Exception:  # noqa: BLE001 - E002 reports whatever importing one raises
-        return []
-    paths = conf.current().INTERCEPTORS
-    left_out = [
-        path
-        for path, each in zip(paths, interceptors, strict=True)
-        if not getattr(each, "batch", False)
-    ]
-    if not bulk or not left_out:
-        return []
-    return [
-        Warning(
+        return
+    pairs = zip(conf.current().INTERCEPTORS, interceptors, strict=True)
+    left_out = [path for path, each in pairs if not getattr(each, "batch", False)]
+    if bulk and left_out:
+        yield Warning(
             f'OUTBOX["INTERCEPTORS"] has {", ".join(left_out)}, which batch listeners such as '
             f"{bulk[0].where} are called without; expected the attribute batch = True.",
             hint="Have each take a list of events, too, and set batch = True on it; or silence "
             "this if batches need none of what it does.",
             id="django_outbox.W018",
         )
-    ]

@@ -30,11 +30,12 @@ EXTRAS: Final = {
 
 
 @register("django_outbox")
-def check_relays(app_configs: Configs, **kwargs: Any) -> list[CheckMessage]:
+def check_relays(app_configs: Configs, **kwargs: Any) -> Iterator[CheckMessage]:
     """Report E019 unusable backends; E029 their options; E002 RETRY; W031 timeouts over a lease."""
     if conf.problems() or conf.current().MODE == "writer_only":  # E001, W006 report all of it
-        return []
-    return [found for each in conf.current().relays.values() for found in _of_relay(each)]
+        return
+    for each in conf.current().relays.values():
+        yield from _of_relay(each)
 
 
 def _of_relay(settings: RelaySettings) -> Iterator[CheckMessage]:

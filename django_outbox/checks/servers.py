@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from django.core.checks import CheckMessage, Error, Tags, Warning, register
@@ -37,69 +37,55 @@ PROTOCOL_ONLY = {
 @register(Tags.database)
 def check_servers(
     app_configs: Configs, databases: Sequence[str] | None = None, **kwargs: Any
-) -> list[CheckMessage]:
+) -> Iterator[CheckMessage]:
     """Report E024 unknown database; E028 same protocol only; W025, W054 old server or driver."""
-    found: list[CheckMessage] = []
     for alias in sorted(set(databases or ()).intersection(aliases())):
         connection = connections[alias]
-        found += _unknown(connection) or _protocol_only(connection) or _outdated(connection)
-        found += _driver(connection)
-    return found
+        if connection.vendor not in DIALECTS:
+            yield Error(
+                f"The database {alias!r} is {connection.display_name}, for which the outbox has "
+                "no SQL of its own and no tests.",
+                hint=f"Route django_outbox to {SUPPORTED}.",
+                id="django_outbox.E024",
+            )
+            continue
+        yield from [*_protocol_only(connection)] or _outdated(connection)
+        yield from _driver(connection)
 
 
-def _unknown(connection: BaseDatabaseWrapper) -> list[CheckMessage]:
-    if connection.vendor in DIALECTS:
-        return []
-    return [
-        Error(
-            f"The database {connection.alias!r} is {connection.display_name}, for which the "
-            "outbox has no SQL of its own and no tests.",
-            hint=f"Route django_outbox to {SUPPORTED}.",
-            id="django_outbox.E024",
-        )
-    ]
-
-
-def _protocol_only(connection: BaseDatabaseWrapper) -> list[CheckMessage]:
-    """Return E028: a server that accepts ``SKIP LOCKED`` but locks nothing delivers twice."""
+def _protocol_only(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
+    """Yield E028: a server that accepts ``SKIP LOCKED`` but locks nothing delivers twice."""
     version_text = dialect_of(connection).version_text(connection)
-    return [
-        Error(
-            f"The database {connection.alias!r} is {name}, which speaks the protocol of "
-            f"{connection.display_name} but does not lock rows in the same way. Workers rely on "
-            "these locks; the outbox is not tested there.",
-            hint=f"Route django_outbox to {SUPPORTED}.",
-            id="django_outbox.E028",
-        )
-        for mark, name in PROTOCOL_ONLY.items()
-        if mark in version_text
-    ]
+    for mark, name in PROTOCOL_ONLY.items():
+        if mark in version_text:
+            yield Error(
+                f"The database {connection.alias!r} is {name}, which speaks the protocol of "
+                f"{connection.display_name} but does not lock rows in the same way. Workers rely "
+                "on these locks; the outbox is not tested there.",
+                hint=f"Route django_outbox to {SUPPORTED}.",
+                id="django_outbox.E028",
+            )
 
 
-def _outdated(connection: BaseDatabaseWrapper) -> list[CheckMessage]:
+def _outdated(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
     name, version = connection.display_name, connection.get_database_version()
     minimum = MIN_VERSIONS[name]
-    if version >= minimum:
-        return []
-    return [
-        Warning(
+    if version < minimum:
+        yield Warning(
             f"The database {connection.alias!r} is {name} {_format(version)}; expected "
             f"{_format(minimum)} or later.",
             hint="Upgrade the server.",
             id="django_outbox.W025",
         )
-    ]
 
 
-def _driver(connection: Any) -> list[CheckMessage]:
+def _driver(connection: Any) -> Iterator[CheckMessage]:
     if connection.vendor != "postgresql":
-        return []
+        return
     driver = connection.Database
     version = tuple(int(part) for part in driver.__version__.split()[0].split(".")[:2])
-    if version >= MIN_PSYCOPG:
-        return []
-    return [
-        Warning(
+    if version < MIN_PSYCOPG:
+        yield Warning(
             f"The database {connection.alias!r} is reached by {driver.__name__} "
             f"{driver.__version__}; expected psycopg {_format(MIN_PSYCOPG)} or later. With "
             "psycopg 3.0 and 3.1 workers receive no notifications and find events by polling; "
@@ -107,7 +93,6 @@ def _driver(connection: Any) -> list[CheckMessage]:
             hint="Run pip install 'psycopg[binary]>=3.2'.",
             id="django_outbox.W054",
         )
-    ]
 
 
 def _format(version: Version) -> str:
