@@ -70,7 +70,7 @@ class Connection:
         for each in self._servers:
             if not _shown(each):
                 raise ValueError('servers has an invalid URL; expected "nats://host:4222".')
-        self._client: Any = None
+        self.client: Any = None
         self.denied: Callable[[str], None] = lambda text: None  # told of a permission's violation
         self.last_error = ""
         self.deaf = ""  # what the server said if this user may not receive answers
@@ -79,21 +79,17 @@ class Connection:
         return f"NATS at {', '.join(map(_shown, self._servers))}"
 
     @property
-    def client(self) -> Any:
-        return self._client
-
-    @property
     def is_lost(self) -> bool:
-        return self._client is None or self._client.is_closed
+        return self.client is None or self.client.is_closed
 
     async def open(self) -> None:
         """Connect to one of the servers; raise what the last of them said if none is there."""
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         for index, server in enumerate(random.sample(self._servers, len(self._servers)), start=1):
-            self._client = _Client()
-            self._client.needs_tls = self._needs_tls(server)
+            self.client = _Client()
+            self.client.needs_tls = self._needs_tls(server)
             try:
-                await self._client.connect(
+                await self.client.connect(
                     server,
                     allow_reconnect=False,
                     max_reconnect_attempts=1,
@@ -116,12 +112,12 @@ class Connection:
 
     async def close(self) -> None:
         """Close the connection; abort it if the server does not take what is unsent."""
-        if self._client is None:
+        if self.client is None:
             return
         # Not wait_for: the client swallows a cancellation while it flushes.
-        closing = asyncio.ensure_future(self._client.close())
+        closing = asyncio.ensure_future(self.client.close())
         await asyncio.wait((closing,), timeout=CLOSE_TIMEOUT)
-        if not closing.done() and (writer := self._client.writer) is not None:
+        if not closing.done() and (writer := self.client.writer) is not None:
             writer.transport.abort()
             await asyncio.wait((closing,), timeout=CLOSE_TIMEOUT)
         if closing.done():

@@ -174,7 +174,7 @@ class RabbitMQ(Backend):
         for each in (*waiting, closed):
             each.cancel()
         await asyncio.wait((*waiting, closed))
-        outcomes = self._outcomes(tasks, self._lost() if is_lost else self._late(connection))
+        outcomes = self._outcomes(tasks, self._silence(connection, is_lost))
         if connection.is_open:
             self._free.append(connection)
         else:
@@ -210,7 +210,14 @@ class RabbitMQ(Backend):
             routing_key=message.to,
             mandatory=True,  # without it the broker confirms what no queue takes
             wait=False,  # for the socket; the confirmation says more
-            properties=_properties(message),
+            properties=spec.Basic.Properties(
+                message_id=message.event_id,
+                message_type=message.event_type,
+                timestamp=message.event.occurred_at,
+                content_type=message.content_type,
+                headers={**message.headers},
+                delivery_mode=PERSISTENT,
+            ),
         )
 
     async def _probe(self, connection: Connection) -> None:
@@ -284,13 +291,13 @@ class RabbitMQ(Backend):
         is_large = isinstance(error, ChannelPreconditionFailed) and "message size" in str(error)
         return Unrecoverable(text) if is_large else RefusedMessage(text)
 
-    def _late(self, connection: Connection) -> Exception:
+    def _silence(self, connection: Connection, is_lost: bool) -> Exception:
+        """Return the outcome of messages that got no answer."""
+        if is_lost:
+            return BrokerUnavailable(f"The connection to {self._address} broke")
         if connection.was_blocked:
             return BrokerUnavailable(self._blocked())
         return Unconfirmed(f"{self._address} did not confirm the message in time")
-
-    def _lost(self) -> BrokerUnavailable:
-        return BrokerUnavailable(f"The connection to {self._address} broke")
 
     def _blocked(self) -> str:
         return (
@@ -317,17 +324,6 @@ class RabbitMQ(Backend):
                 f"declare=False to use it as it is: {text}"
             )
         return f"{broker} cannot be reached: {text}"
-
-
-def _properties(message: Message) -> Any:
-    return spec.Basic.Properties(
-        message_id=message.event_id,
-        message_type=message.event_type,
-        timestamp=message.event.occurred_at,
-        content_type=message.content_type,
-        headers={**message.headers},
-        delivery_mode=PERSISTENT,
-    )
 
 
 def _is_of_all(error: AMQPChannelError) -> bool:
