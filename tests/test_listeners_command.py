@@ -105,7 +105,7 @@ def test_routes_are_those_of_the_worker() -> None:
     insert(1, event_type="parcel.sent")
     with listening(hear, "order.placed", aggregate_type="shop.Order"), listening(hear, "parcel.*"):
         [found] = unrouted_types("default")
-    assert (found.event_type, found.aggregate_type) == ("order.placed", "shop.Cart")
+    assert (found["event_type"], found["aggregate_type"]) == ("order.placed", "shop.Cart")
 
 
 def test_the_worst_comes_first() -> None:
@@ -113,7 +113,7 @@ def test_the_worst_comes_first() -> None:
         finished(DONE, event_type="a")
     finished(DEAD, event_type="b")
     insert(2, event_type="c")
-    assert [each.event_type for each in unrouted_types("default")] == ["c", "b", "a"]
+    assert [each["event_type"] for each in unrouted_types("default")] == ["c", "b", "a"]
 
 
 def test_the_look_is_bounded() -> None:
@@ -121,7 +121,7 @@ def test_the_look_is_bounded() -> None:
     insert(1, event_type="old.due", due=-500)
     finished(DONE, event_type="old.done")
     insert(3, event_type="new", due=60)
-    found = {each.event_type: each.events for each in unrouted_types("default", limit=3)}
+    found = {each["event_type"]: each["events"] for each in unrouted_types("default", limit=3)}
     assert found == {"new": 3, "old.due": 1}  # the newest, and those due first
 
 

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from django.contrib import admin
-from django.contrib.admin.utils import quote
-from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 
@@ -15,7 +13,7 @@ from ..events import GLOBAL
 from ..listeners.outcomes import UNSETTLED
 from ..models import OutboxEvent
 from ..models.stream_queryset import MAX_BACKLOG
-from . import display, event_timeline
+from . import dashboard_links, display, event_timeline
 
 Column = Callable[[Any], Any]  # takes an event; __name__ is the field that it shows, if any
 
@@ -49,10 +47,7 @@ def status_and_timing(event: Any) -> str:
 
 @admin.display(description=_("key"))
 def stream(event: OutboxEvent) -> str:
-    if event.key is None:
-        return ""
-    url = reverse("admin:django_outbox_outboxstream_change", args=[quote(event.key)])
-    return format_html('<a href="{}">{}</a>', url, event.key)
+    return "" if event.key is None else dashboard_links.stream(event.key)
 
 
 @admin.display(description=_("before it"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Final
 
 from django.utils.translation import gettext
@@ -19,20 +18,12 @@ from ..sql.values import CLOSING_KINDS
 MAX_EVENTS: Final = 10_000  # newest events that a command scans, and as many of those due first
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnroutedType:
-    """Events of one type that no listener of this process receives."""
-
-    event_type: str
-    aggregate_type: str
-    events: int  # among those scanned
-    unsettled: int  # of these: new, to be retried, or dead
-
-
-def unrouted_types(alias: str, *, limit: int = MAX_EVENTS) -> list[UnroutedType]:
+def unrouted_types(alias: str, *, limit: int = MAX_EVENTS) -> list[dict[str, Any]]:
     """Return event types without a listener, among the newest events and those due first.
 
-    Types with the most unsettled events come first. The scan is bounded: no index lists the types.
+    Each has the number of its events among those scanned, and of these, the unsettled ones: new, to
+    be retried, or dead. Types with the most of them come first. The scan is bounded: no index lists
+    the types.
     """
     if current().MODE == "writer_only":  # another program reads the table
         return []
@@ -47,11 +38,11 @@ def unrouted_types(alias: str, *, limit: int = MAX_EVENTS) -> list[UnroutedType]
     counts = Counter(row[:2] for row in rows.values())
     unsettled = Counter(row[:2] for row in rows.values() if row[2] != Status.DONE)
     found = [
-        UnroutedType(event_type=kind, aggregate_type=of, events=n, unsettled=unsettled[kind, of])
+        {"event_type": kind, "aggregate_type": of, "events": n, "unsettled": unsettled[kind, of]}
         for (kind, of), n in counts.items()
         if not route(of, kind)
     ]
-    return sorted(found, key=lambda each: (-each.unsettled, -each.events, each.event_type))
+    return sorted(found, key=lambda row: (-row["unsettled"], -row["events"], row["event_type"]))
 
 
 def describe_listeners() -> list[dict[str, Any]]:

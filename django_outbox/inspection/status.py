@@ -134,10 +134,7 @@ def _pause(each: OutboxPause, now: datetime) -> dict[str, Any]:
 
 def _worker(each: WorkerInfo) -> dict[str, Any]:
     return {
-        "id": each.id,
-        "hostname": each.hostname,
-        "pid": each.pid,
-        "started_at": each.started_at,
+        **{name: getattr(each, name) for name in ("id", "hostname", "pid", "started_at")},
         "heartbeat_age": round(each.heartbeat_age, 3),
         "lost": each.is_silent,
         "queues": None if each.queues is None else [*each.queues],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import wait
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -43,7 +43,7 @@ def listeners_view() -> View:
     """Return the view of this code's listeners, and of event types that none of them gets."""
 
     def query(alias: str) -> Row:
-        return {"without_listener": [asdict(each) for each in unrouted_types(alias)]}
+        return {"without_listener": unrouted_types(alias)}
 
     def faults(answers: Answers) -> Iterator[str]:
         rows = (row for answer in answers.values() for row in answer["without_listener"])

@@ -113,16 +113,13 @@ class Command(OutboxCommand):
 def _check_options(options: dict[str, Any]) -> None:
     if options["watch"] and options["check"]:
         raise CommandError("--check and --watch cannot be combined.")
-    given = [option for option in LIMITS if _value(options, option) is not None]
+    names = [name for name in Limits.__dataclass_fields__ if options[name] is not None]
+    given = [f"--{name.replace('_', '-')}" for name in names]
     if given and (options["listeners"] or options["relays"] or not options["check"]):
         raise CommandError(
             f"{', '.join(given)}: expected together with --check, and without --listeners and "
             "--relays."
         )
-
-
-def _value(options: dict[str, Any], option: str) -> Any:
-    return options[option.strip("-").replace("-", "_")]
 
 
 def _view(options: dict[str, Any]) -> View:
