@@ -160,12 +160,7 @@ class Settings:
         for relay in self.relays.values():
             own = {"WORKERS": DEFAULT_WORKERS, "BREAKER": {}}
             given[relay.title] = {**own, **given.get(relay.title, {})}
-        return queues_from(
-            given,
-            workers=self.WORKERS,
-            async_concurrency=self.ASYNC_CONCURRENCY,
-            async_connections=self.ASYNC_CONNECTIONS,
-        )
+        return queues_from(given, self)
 
     @property
     def relays(self) -> dict[str, RelaySettings]:

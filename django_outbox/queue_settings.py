@@ -37,24 +37,21 @@ class QueueSettings:
     BREAKER: BreakerSettings | None
 
 
-def queues_from(
-    given: Mapping[str, Any] | None,
-    *,
-    workers: int,
-    async_concurrency: int,
-    async_connections: int | None,
-) -> dict[str, QueueSettings]:
-    """Return the settings of all queues by name: ``default`` first, then in the given order."""
+def queues_from(given: Mapping[str, Any], top: Any) -> dict[str, QueueSettings]:
+    """Return the settings of all queues by name: ``default`` first, then in the given order.
+
+    ``top`` has the top-level settings as attributes.
+    """
     found = {}
-    for name in dict.fromkeys([DEFAULT_QUEUE, *(given or {})]):
-        own = (given or {}).get(name, {})
-        threads = own.get("WORKERS", workers)
+    for name in dict.fromkeys([DEFAULT_QUEUE, *given]):
+        own = given.get(name, {})
+        threads = own.get("WORKERS", top.WORKERS)
         breaker = own.get("BREAKER")
         found[name] = QueueSettings(
             name=name,
             WORKERS=threads,
-            ASYNC_CONCURRENCY=own.get("ASYNC_CONCURRENCY", async_concurrency),
-            ASYNC_CONNECTIONS=own.get("ASYNC_CONNECTIONS") or async_connections or 2 * threads,
+            ASYNC_CONCURRENCY=own.get("ASYNC_CONCURRENCY", top.ASYNC_CONCURRENCY),
+            ASYNC_CONNECTIONS=own.get("ASYNC_CONNECTIONS") or top.ASYNC_CONNECTIONS or 2 * threads,
             RATE=per_second(own["RATE"]) if own.get("RATE") else None,
             BREAKER=None if breaker is None else BreakerSettings(**breaker),
         )

@@ -134,11 +134,9 @@ class Event:
     def _column(self, name: str) -> Any:
         """Return the row's value of a column, or the default of a column that the row lacks."""
         position = self._positions.get(name)
-        return (
-            _COLUMN_DEFAULTS.get(name)
-            if position is None or self._row is None
-            else self._row[position]
-        )
+        if position is None or self._row is None:
+            return _COLUMN_DEFAULTS.get(name)
+        return self._row[position]
 
     def __hash__(self) -> int:
         return hash(self.event_id)

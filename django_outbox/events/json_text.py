@@ -31,7 +31,7 @@ def encode(payload: Any) -> str:
     ``check_text`` refuses what a database cannot store.
     """
     try:
-        text = _encoder.encode(payload)
+        return _encoder.encode(payload)
     except (TypeError, ValueError, OverflowError) as error:
         raise InvalidEvent(
             f"The payload cannot be written as JSON: {error}. Expected JSON values, dates, UUIDs, "
@@ -39,7 +39,6 @@ def encode(payload: Any) -> str:
         ) from error
     except RecursionError:
         raise _too_deep() from None
-    return text
 
 
 def decode(text: str, type_: Any = None) -> Any:

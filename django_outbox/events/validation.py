@@ -172,11 +172,9 @@ def stored_instant(stored: Any) -> datetime | None:
     value: datetime | None = parse_datetime(stored) if isinstance(stored, str) else stored
     if value is None or value.tzinfo is timezone.utc:
         return value
-    return (
-        value.replace(tzinfo=timezone.utc)
-        if value.tzinfo is None
-        else value.astimezone(timezone.utc)
-    )
+    if value.tzinfo is None:
+        return value.replace(tzinfo=timezone.utc)
+    return value.astimezone(timezone.utc)
 
 
 def as_utc(value: datetime) -> datetime:
