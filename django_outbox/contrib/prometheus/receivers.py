@@ -18,6 +18,7 @@ from .metrics import Metrics
 
 OTHER = "other"  # label of all event types without a listener in this process
 OUTCOMES = ("done", "retry", "deferred", "dead")
+RELAY_OUTCOMES = ("published", "refused", "deferred")  # of messages
 
 _installed: Receivers | None = None
 
@@ -143,19 +144,9 @@ class Receivers:
 
     # -- relays ----------------------------------------------------------------------------------
 
-    def on_relay_published(
-        self,
-        sender: str,
-        relay: str,
-        published: int,
-        refused: int,
-        deferred: int,
-        duration: float,
-        **kwargs: Any,
-    ) -> None:
-        self.metrics.count("relay_published", sender, relay, by=published)
-        self.metrics.count("relay_refused", sender, relay, by=refused)
-        self.metrics.count("relay_deferred", sender, relay, by=deferred)
+    def on_relay_published(self, sender: str, relay: str, duration: float, **facts: Any) -> None:
+        for each in RELAY_OUTCOMES:
+            self.metrics.count(f"relay_{each}", sender, relay, by=facts[each])
         self.metrics.observe("relay_seconds", sender, relay, value=duration)
 
     # -- workers ---------------------------------------------------------------------------------
@@ -190,8 +181,8 @@ class Receivers:
                 self.metrics.count("breakers_opened", alias, queue.name, by=0)
                 self.metrics.count("breakers_closed", alias, queue.name, by=0)
         for relay in current().relays:
-            for name in ("relay_published", "relay_refused", "relay_deferred"):
-                self.metrics.count(name, alias, relay, by=0)
+            for each in RELAY_OUTCOMES:
+                self.metrics.count(f"relay_{each}", alias, relay, by=0)
         for event_type in {OTHER, *(each.event_type for each in listeners.listeners())}:
             self.metrics.count("events_dropped", alias, event_type, by=0)
             self.metrics.count("events_rescued", alias, event_type, by=0)

@@ -125,9 +125,7 @@ class OutboxBackend(BaseTaskBackend):  # type: ignore[misc, unused-ignore]
         is_autocommit = not transactions.is_open(connection)
         with transaction.atomic(using=connection.alias) if is_autocommit else nullcontext():
             event_id = write(event, using=connection.alias)
-        result = self._result(
-            task, call, id=event_id or event.event_id, enqueued_at=event.occurred_at
-        )
+        result = self._result(task, call, event, id=event_id)
         signals.task_enqueued.send(type(self), task_result=result)
         return result
 
@@ -153,15 +151,7 @@ class OutboxBackend(BaseTaskBackend):  # type: ignore[misc, unused-ignore]
         if status == TaskResultStatus.FAILED and not runs.errors:  # never ran, or its worker died
             path = f"{OutboxError.__module__}.{OutboxError.__qualname__}"
             runs.errors.append(Error(path, row.last_error or ""))
-        return self._result(
-            task,
-            call,
-            runs,
-            status=status,
-            id=row.pk,
-            enqueued_at=row.occurred_at,
-            finished_at=row.done_at,
-        )
+        return self._result(task, call, row, runs, status=status, finished_at=row.done_at)
 
     def run(self, event: Event) -> Dead | Defer | None:
         """Run the task of an event, and store its result with the event."""
@@ -172,14 +162,7 @@ class OutboxBackend(BaseTaskBackend):  # type: ignore[misc, unused-ignore]
         row: Any = OutboxEvent.objects.using(self._connection.alias).get(pk=event.event_id)
         call, runs = event.payload_as(Call), runs_of(row.result)
         runs.start(row.locked_by or self._owner_of_stream(row.key), row.locked_at or row.created_at)
-        result = self._result(
-            task,
-            call,
-            runs,
-            status=TaskResultStatus.RUNNING,
-            id=row.pk,
-            enqueued_at=row.occurred_at,
-        )
+        result = self._result(task, call, row, runs, status=TaskResultStatus.RUNNING)
         signals.task_started.send(type(self), task_result=result)
         try:
             context: list[Any] = (
@@ -243,19 +226,19 @@ class OutboxBackend(BaseTaskBackend):  # type: ignore[misc, unused-ignore]
         self,
         task: Any,
         call: Call,
+        stored: Event | OutboxEvent,
         runs: Runs | None = None,
         *,
-        id: str,  # noqa: A002
-        enqueued_at: datetime | None,
+        id: str | None = None,  # noqa: A002 - if a hook has changed it
         status: Any = TaskResultStatus.READY,
         finished_at: datetime | None = None,
     ) -> Any:
         runs = runs or Runs()
         result: Any = base.TaskResult(
             task=replace(task, queue_name=call.queue, run_after=call.run_after, backend=self.alias),
-            id=id,
+            id=id or stored.event_id,
             status=status,
-            enqueued_at=enqueued_at,
+            enqueued_at=stored.occurred_at,
             started_at=runs.started_at,
             finished_at=finished_at,
             last_attempted_at=runs.last_attempted_at,
