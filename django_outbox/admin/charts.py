@@ -54,18 +54,11 @@ def charts(rows: Sequence[Row], now: datetime) -> list[Chart]:
     by_time = {row["started_at"]: row for row in rows}
     found = [by_time.get(each) for each in times]
     ends = [f"{localtime(each):%H:%M}" for each in (times[0], times[-1])]
-    done, failed = {"done": _("done")}, {"retry": _("retried"), "dead": _("dead")}
+    done = _lines(found, {"done": _("done")})
+    failed = _lines(found, {"retry": _("retried"), "dead": _("dead")})
     return [
-        Chart(
-            "throughput", _("Delivered"), _("events done, per minute"), _lines(found, done), ends
-        ),
-        Chart(
-            "failures",
-            _("Not delivered"),
-            _("failed deliveries, per minute"),
-            _lines(found, failed),
-            ends,
-        ),
+        Chart("throughput", _("Delivered"), _("events done, per minute"), done, ends),
+        Chart("failures", _("Not delivered"), _("failed deliveries, per minute"), failed, ends),
     ]
 
 

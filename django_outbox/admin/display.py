@@ -162,14 +162,8 @@ def progress(text: str | None) -> str | SafeString:
 def _progress_row(title: str, entry: Entry) -> tuple[Any, ...]:
     name = "retry" if entry.failed else "new" if entry.state == "due" else entry.state
     label = dict(OutboxEvent.Status.choices)[Status[name.upper()]]
-    return (
-        title,
-        name,
-        label,
-        entry.attempts,
-        exact(entry.at),
-        redaction.hide_in_text(entry.error),
-    )
+    reason = redaction.hide_in_text(entry.error)
+    return title, name, label, entry.attempts, exact(entry.at), reason
 
 
 def preformatted(text: str | None) -> str | SafeString:

@@ -161,16 +161,11 @@ class Webhook(Backend):
         absence = hosts.absence(target.origin)
         if absence and not absence.is_unreachable:
             raise BrokerUnavailable(absence.reason)
+        host, port = target.url.raw_host.decode("ascii"), target.origin.rpartition(":")[2]
         try:
-            stream = await self._network.connect_tcp(
-                target.url.raw_host.decode("ascii"),
-                int(target.origin.rpartition(":")[2]),
-                CONNECT_TIMEOUT,
-            )
+            stream = await self._network.connect_tcp(host, int(port), CONNECT_TIMEOUT)
             if target.url.scheme == "https":
-                stream = await stream.start_tls(
-                    self._tls, target.url.raw_host.decode("ascii"), CONNECT_TIMEOUT
-                )
+                stream = await stream.start_tls(self._tls, host, CONNECT_TIMEOUT)
             await stream.aclose()
         except (httpcore.NetworkError, httpcore.TimeoutException, UnknownHost) as error:
             raise BrokerUnavailable(_reason(target, error)) from None
@@ -286,14 +281,11 @@ class Webhook(Backend):
         found = [value for name, value in response.headers if name.lower() == b"retry-after"]
         retry_after = seconds_of(found[0]) if found else 0.0
         if response.status == 503:
-            return self._away(
-                hosts.set_away(
-                    target.origin,
-                    f"{target.origin} answered 503{f': {text}' if text else '.'}",
-                    is_unreachable=False,
-                    retry_after=retry_after,
-                )
+            reason = f"{target.origin} answered 503{f': {text}' if text else '.'}"
+            absence = hosts.set_away(
+                target.origin, reason, is_unreachable=False, retry_after=retry_after
             )
+            return self._away(absence)
         if len(self._answered) >= MAX_HOSTS:
             self._answered.clear()
         self._answered[target.origin] = monotonic()

@@ -101,14 +101,10 @@ class Command(OutboxCommand):
                 raise CommandError(" ".join([*unknown, text]))
             self.stderr.write("\n".join(f"warning: {text}" for text in unknown))
         until, pauses = _pause_end(options, alias), OutboxPause.objects.using(alias)
-        given: dict[str, Any] = {
-            "reason": options["reason"] or "",
-            "by": cli.person(options),
-            "until": until,
-        }
+        reason, by = options["reason"] or "", cli.person(options)
         for kind, name in names:
             label = f"{OutboxPause.Kind(kind).label} {name}"
-            if pauses.pause(kind, name, **given):
+            if pauses.pause(kind, name, reason=reason, by=by, until=until):
                 self.stdout.write(f"paused {label}{_until(until)}")
             elif (old := pauses.filter(kind=kind, name=name).first()) is not None:
                 since = f"since {cell(old.paused_at)} by {old.paused_by!r}"
