@@ -1,7 +1,7 @@
 """The page of the Python API in the reference, made from signatures and docstrings.
 
-``python -m tests.api_reference`` rewrites what is between the markers of each chapter; ``--check``
-exits with 1 if that would change the page. What is outside the markers is written by hand.
+``python -m tests.api_reference`` rewrites what is between the markers of each chapter; a rule fails
+if that would change the page. What is outside the markers is written by hand.
 
 A docstring is prose. Three forms in it have a meaning here: a list of ``- ``name``: …`` becomes a
 table of arguments, a paragraph that begins with ``Raises`` names the errors, and what follows
@@ -11,12 +11,10 @@ of those that cannot have a docstring.
 
 from __future__ import annotations
 
-import argparse
 import inspect
 import json
 import os
 import re
-import sys
 import textwrap
 from collections.abc import Iterator
 from enum import Enum
@@ -43,17 +41,10 @@ READABLE = {  # names of types that only the source knows
 }
 
 
-def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.api_reference", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="exit with 1 if the page would change")
-    options = parser.parse_args(arguments)
+def main() -> None:
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
     django.setup()
-    old = PAGE.read_text(encoding="utf-8")
-    new = rewritten(old)
-    if not options.check:
-        PAGE.write_text(new, encoding="utf-8")
-    return int(options.check and new != old)
+    PAGE.write_text(rewritten(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def rewritten(page: str) -> str:
@@ -221,4 +212,4 @@ def default(value: Any) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main()

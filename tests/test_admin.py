@@ -603,12 +603,6 @@ def test_progress_that_cannot_be_read_is_shown_as_it_is(admin_client: Client, te
 EVIL = "<script>alert(1)</script>'\"><img src=x onerror=alert(2)>{{ 7 }}"
 
 
-def acting_id(event: OutboxEvent) -> str:
-    from django.contrib.admin.utils import quote
-
-    return str(quote(event.pk))
-
-
 # --- finding ------------------------------------------------------------------------------------
 
 
@@ -812,12 +806,6 @@ def test_database_errors_are_raised() -> None:
     finally:
         rename("elsewhere", name)
     assert traces() == []
-    client.raise_request_exception = False
-    rename(name, "elsewhere")
-    try:
-        assert client.get(reverse(LIST)).status_code == 500
-    finally:
-        rename("elsewhere", name)
 
 
 def rename(table: str, to: str) -> None:

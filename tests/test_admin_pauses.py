@@ -62,28 +62,26 @@ def test_the_form_refuses_an_unknown_name_unless_it_is_forced(admin_client: Clie
     assert OutboxPause.objects.count() == 2
 
 
-@pytest.mark.parametrize(
+@cases(
     ("given", "error"),
     [
         ({"kind": "worker"}, "Select a valid choice"),
         ({"name": ""}, "This field is required"),
         ({"name": "n" * 256}, "at most 255 characters"),
+        ({"until": "2001-02-03T04:05"}, "The end of the pause, 2001-02-03 04:05:00"),
+        ({"until": "tomorrow"}, "Enter a valid date/time."),
+        ({"name": "paused"}, "already exists"),
     ],
-    ids=["kind", "empty", "long"],
+    ids=str,
 )
+@undone()
 def test_what_cannot_be_paused_is_said_at_its_field(
     admin_client: Client, given: dict[str, str], error: str
 ) -> None:
-    response = admin_client.post(reverse(ADD), {**FORM, **given})
-    assert error in response.content.decode()
-    assert not OutboxPause.objects.exists()
-
-
-def test_what_is_paused_already_is_refused(admin_client: Client) -> None:
-    paused()
-    response = admin_client.post(reverse(ADD), FORM)
-    assert "already exists" in response.content.decode()
-    assert OutboxPause.objects.get().reason == "why"
+    kept = paused("paused")
+    errors = admin_client.post(reverse(ADD), {**FORM, **given}).context["adminform"].form.errors
+    assert error in errors["__all__" if error == "already exists" else next(iter(given))].as_text()
+    assert [*OutboxPause.objects.values_list("pk", "reason")] == [(kept.pk, "why")]
 
 
 def test_a_link_may_fill_the_form(admin_client: Client) -> None:
@@ -96,44 +94,21 @@ def test_a_link_may_fill_the_form(admin_client: Client) -> None:
 # -- an end time -----------------------------------------------------------------------------------
 
 
-def test_the_form_gives_a_pause_an_end(admin_client: Client, settings: Any) -> None:
-    settings.TIME_ZONE = "Asia/Kathmandu"
-    assert "(time zone Asia/Kathmandu)" in body(admin_client, reverse(ADD))
-    assert re.search(r'<input type="datetime-local" name="until"', body(admin_client, reverse(ADD)))
+@cases("use_tz", [True, False])
+@undone()
+def test_the_form_gives_a_pause_an_end(admin_client: Client, settings: Any, use_tz: bool) -> None:
+    settings.USE_TZ, settings.TIME_ZONE = use_tz, "Asia/Kathmandu"
+    form = body(admin_client, reverse(ADD))
+    assert "(time zone Asia/Kathmandu)" in form
+    assert re.search(r'<input type="datetime-local" name="until"', form)
     admin_client.post(reverse(ADD), {**FORM, "until": "2126-11-26T09:00"})
     found = OutboxPause.objects.get()
     assert found.until is not None
     assert found.until.isoformat() == "2126-11-26T03:15:00+00:00"
-    message = LogEntry.objects.get().get_change_message()
+    message = LogEntry.objects.latest("pk").get_change_message()
     assert message == "Paused until 2126-11-26 09:00:00.000+05:45. carrier down"
     for url in (reverse(LIST), reverse(PAGE, args=[found.pk])):
         assert "2126-11-26 09:00, in " in body(admin_client, url)
-
-
-def test_the_form_takes_local_time_without_time_zone_support(
-    admin_client: Client, settings: Any
-) -> None:
-    settings.USE_TZ, settings.TIME_ZONE = False, "Asia/Kathmandu"
-    admin_client.post(reverse(ADD), {**FORM, "until": "2126-11-26T09:00"})
-    found = OutboxPause.objects.get()
-    assert found.until is not None
-    assert found.until.isoformat() == "2126-11-26T03:15:00+00:00"
-
-
-@pytest.mark.parametrize(
-    ("until", "error"),
-    [
-        ("2001-02-03T04:05", "The end of the pause, 2001-02-03 04:05:00"),
-        ("tomorrow", "Enter a valid date/time."),
-    ],
-    ids=["past", "unreadable"],
-)
-def test_an_end_that_cannot_be_is_said_at_its_field(
-    admin_client: Client, until: str, error: str
-) -> None:
-    response = admin_client.post(reverse(ADD), {**FORM, "until": until})
-    assert error in response.context["adminform"].form.errors["until"].as_text()
-    assert not OutboxPause.objects.exists()
 
 
 EVENT, GROUPS = (

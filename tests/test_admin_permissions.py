@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from django.contrib.admin.sites import site
+from django.contrib.admin.utils import quote
 from django.contrib.auth.models import Permission, User
 from django.test import Client
 from django.urls import reverse
@@ -13,7 +14,7 @@ from django.urls import reverse
 from django_outbox.models import OutboxEvent, OutboxPause, OutboxStatistics, OutboxStream
 from tests.cases import cases
 from tests.table import undone
-from tests.test_admin import acting_id, checksum, make, traces
+from tests.test_admin import checksum, make, traces
 
 pytestmark = pytest.mark.django_db
 
@@ -33,7 +34,7 @@ CLOSED = ["event_add", "event_delete", "stream_add", "stream_delete", "pause_del
 
 def pages() -> Iterator[tuple[str, str]]:
     """Yield the model and name of each page, and its URL."""
-    event = acting_id(make(key="k", seq=1))
+    event = quote(make(key="k", seq=1).pk)
     OutboxStream.objects.create(key="k", seq=1)
     OutboxPause.objects.pause("stream", "k")
     pause = OutboxPause.objects.get().pk

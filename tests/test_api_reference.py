@@ -29,19 +29,6 @@ IMPORT = re.compile(r"^(?:from|import) ", re.MULTILINE)
 # --- how it is made ------------------------------------------------------------------------------
 
 
-def test_check_fails_for_a_page_that_would_change(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    page = tmp_path / "api.md"
-    page.write_text(PAGE.read_text().replace("**Stable.** Write one event", "Write an event"))
-    monkeypatch.setattr(api_reference, "PAGE", page)
-    assert api_reference.main(["--check"]) == 1
-    assert "**Stable.** Write one event" not in page.read_text()
-    assert api_reference.main([]) == 0
-    assert page.read_text() == PAGE.read_text()
-    assert api_reference.main(["--check"]) == 0
-
-
 @pytest.mark.parametrize(
     ("call", "shown"),
     [

@@ -15,6 +15,7 @@ from django_outbox import write
 from django_outbox.checks import servers
 from django_outbox.models import OutboxEvent
 from django_outbox.sql import DIALECTS
+from tests.cases import cases
 
 pytestmark = pytest.mark.django_db
 
@@ -55,77 +56,47 @@ def test_193_there_is_sql_for_these_vendors() -> None:
     assert connection.vendor in DIALECTS
 
 
-def test_193_an_unknown_database_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    [message] = asked(monkeypatch, Answering("oracle", "Oracle", "23.5", (23, 5)))
-    assert (message.id, message.is_serious()) == ("django_outbox.E024", True)
-    assert "'default' is Oracle" in message.msg
-    assert "Route django_outbox to PostgreSQL" in str(message.hint)
-
-
 def test_it_is_found_by_the_checks_of_databases(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "vendor", "oracle")
     assert [each.is_serious() for each in found("E024")] == [True]
 
 
-@pytest.mark.parametrize(
-    ("vendor", "display_name", "version_text", "version", "name"),
+PROTOCOL = "'default' is {}, which speaks the protocol of {}"
+OLD = "The database 'default' is {}; expected {} or later."
+
+
+@cases(
+    ("vendor", "name", "version_text", "version", "found", "says"),
     [
-        ("mysql", "MySQL", "8.0.11-TiDB-v8.5.0", (8, 0, 11), "TiDB"),
-        ("mysql", "MySQL", "5.7.25-OceanBase-v4.2.1.0", (5, 7, 25), "OceanBase"),
-        ("postgresql", "PostgreSQL", "PostgreSQL 15.2-YB-2024.2 on x86_64", (15, 2), "YugabyteDB"),
-        ("postgresql", "PostgreSQL", "CockroachDB CCL v24.1.0 (x86_64)", (13, 0), "CockroachDB"),
+        ("oracle", "Oracle", "23.5", (23, 5), "E024", "'default' is Oracle"),
+        # Servers that only speak the protocol of another.
+        ("mysql", "MySQL", "8.0.11-TiDB-v8.5.0", (8, 0, 11), "E028", "TiDB"),
+        ("mysql", "MySQL", "5.7.25-OceanBase-v4.2.1.0", (5, 7, 25), "E028", "OceanBase"),
+        ("postgresql", "PostgreSQL", "PostgreSQL 15.2-YB-2024.2", (15, 2), "E028", "YugabyteDB"),
+        ("postgresql", "PostgreSQL", "CockroachDB CCL v24.1.0", (13, 0), "E028", "CockroachDB"),
+        # Old servers.
+        ("postgresql", "PostgreSQL", "14.13", (14, 13), "W025", "15"),
+        ("mysql", "MySQL", "8.0.40", (8, 0, 40), "W025", "8.4"),
+        ("mysql", "MariaDB", "10.6.20", (10, 6, 20), "W025", "10.11"),
+        ("sqlite", "SQLite", "3.34.1", (3, 34, 1), "W025", "3.35"),
+        # Supported builds, Percona's among them.
+        ("postgresql", "PostgreSQL", "PostgreSQL 16.4 on aarch64", (16, 4), "", ""),
+        ("mysql", "MySQL", "8.4.3", (8, 4, 3), "", ""),
+        ("mysql", "MySQL", "8.4.3-3", (8, 4, 3), "", ""),
+        ("mysql", "MariaDB", "10.11.6-MariaDB-0+deb12u1", (10, 11, 6), "", ""),
     ],
+    ids=str,
 )
-def test_a_server_that_only_speaks_the_protocol_is_an_error(
-    monkeypatch: pytest.MonkeyPatch,
-    vendor: str,
-    display_name: str,
-    version_text: str,
-    version: tuple[int, ...],
-    name: str,
+def test_193_268_unknown_incompatible_and_old_servers_are_reported(
+    vendor: str, name: str, version_text: str, version: tuple[int, ...], found: str, says: str
 ) -> None:
-    [message] = asked(monkeypatch, Answering(vendor, display_name, version_text, version))
-    assert (message.id, message.is_serious()) == ("django_outbox.E028", True)
-    assert f"'default' is {name}, which speaks the protocol of {display_name}" in message.msg
-    assert message.hint
-
-
-@pytest.mark.parametrize(
-    ("vendor", "display_name", "version_text", "version"),
-    [
-        ("postgresql", "PostgreSQL", "PostgreSQL 16.4 on aarch64-unknown-linux-gnu", (16, 4)),
-        ("mysql", "MySQL", "8.4.3", (8, 4, 3)),
-        ("mysql", "MySQL", "8.4.3-3", (8, 4, 3)),  # Percona's
-        ("mysql", "MariaDB", "10.11.6-MariaDB-0+deb12u1", (10, 11, 6)),
-    ],
-)
-def test_builds_of_the_real_servers_are_none_of_these(
-    monkeypatch: pytest.MonkeyPatch,
-    vendor: str,
-    display_name: str,
-    version_text: str,
-    version: tuple[int, ...],
-) -> None:
-    assert asked(monkeypatch, Answering(vendor, display_name, version_text, version)) == []
-
-
-@pytest.mark.parametrize(
-    ("vendor", "name", "old", "oldest"),
-    [
-        ("postgresql", "PostgreSQL", (14, 13), "15"),
-        ("mysql", "MySQL", (8, 0, 40), "8.4"),
-        ("mysql", "MariaDB", (10, 6, 20), "10.11"),
-        ("sqlite", "SQLite", (3, 34, 1), "3.35"),
-    ],
-)
-def test_268_an_old_server_is_warned_of(
-    monkeypatch: pytest.MonkeyPatch, vendor: str, name: str, old: tuple[int, ...], oldest: str
-) -> None:
-    text = ".".join(map(str, old))
-    [message] = asked(monkeypatch, Answering(vendor, name, text, old))
-    assert (message.id, message.is_serious()) == ("django_outbox.W025", False)
-    assert message.msg == f"The database 'default' is {name} {text}; expected {oldest} or later."
-    assert message.hint == "Upgrade the server."
+    with pytest.MonkeyPatch.context() as patch:
+        messages = asked(patch, Answering(vendor, name, version_text, version))
+    assert [each.id for each in messages] == [f"django_outbox.{found}"] * bool(found)
+    for each in messages:
+        old = OLD.format(f"{name} {version_text}", says)
+        assert {"E028": PROTOCOL.format(says, name), "W025": old}.get(found, says) in each.msg
+        assert (each.is_serious(), bool(each.hint)) == (found[0] == "E", True)
 
 
 @pytest.mark.parametrize(

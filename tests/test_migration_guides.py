@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import datetime, timedelta, timezone
 from importlib import import_module
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
@@ -19,7 +21,6 @@ from django.test import modify_settings
 import django_outbox as outbox
 from django_outbox.models import OutboxEvent
 from tests import samples
-from tests.migration_samples import Shop, command
 from tests.testapp.models import Order
 
 QUEUES = "how-to/migrate-from-a-task-queue.md"
@@ -28,6 +29,64 @@ PROCRASTINATE = f"{QUEUES}#procrastinate"
 PARENTS = "how-to/come-from-another-outbox.md"
 
 pytestmark = pytest.mark.django_db(transaction=True)
+
+
+class Carrier:
+    """The service that books parcels; it fails while ``error`` is set, and remembers its calls."""
+
+    def __init__(self) -> None:
+        self.booked: list[tuple[Any, str | None]] = []
+        self.error: Exception | None = None
+
+    def book(self, sku: Any, idempotency_key: str | None = None) -> None:
+        if self.error:
+            raise self.error
+        self.booked.append((sku, idempotency_key))
+
+
+class Shop:
+    """The modules of a reader's project; a module that is added again replaces the one before."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.monkeypatch = monkeypatch
+        self.carrier = Carrier()
+        self._open: dict[str, ExitStack] = {}
+        self._put("shop")
+        self._put("shop.models", Order=Order)
+        self._put("shop.clients", carrier=self.carrier)
+
+    def add(self, name: str, block: AbstractContextManager[dict[str, Any]]) -> Any:
+        """Make a module of a page's block, which ``samples.run`` lends, and return it."""
+        self.remove(name)
+        self._open[name] = ExitStack()
+        return self._put(name, **self._open[name].enter_context(block))
+
+    def remove(self, name: str) -> None:
+        """Forget a module's listeners."""
+        if stack := self._open.pop(name, None):
+            stack.close()
+
+    def close(self) -> None:
+        for name in [*self._open]:
+            self.remove(name)
+
+    def _put(self, name: str, **names: Any) -> ModuleType:
+        module = ModuleType(name)
+        vars(module).update(names)
+        self.monkeypatch.setitem(sys.modules, name, module)
+        parent, _, child = name.rpartition(".")
+        if parent:
+            setattr(sys.modules[parent], child, module)
+        return module
+
+
+def command(module: Any, **options: Any) -> str:
+    """Run the management command of a module, and return what it prints."""
+    lines: list[str] = []
+    made = module.Command()
+    made.stdout = SimpleNamespace(write=lines.append)
+    made.handle(**options)
+    return "\n".join(lines)
 
 
 @pytest.fixture

@@ -108,13 +108,9 @@ def selectors(query: str) -> list[Selector]:
     """Parse a query; return the metrics it selects, with the labels of their matchers."""
     found: list[Selector] = []
 
-    class Seen:
-        def visit(self, node: Any) -> None:
-            found.append((node.name, {each.name for each in node.matchers.matchers}))
-
     def walk(node: Any) -> None:
         if isinstance(node, promql_parser.VectorSelector):
-            Seen().visit(node)
+            found.append((node.name, {each.name for each in node.matchers.matchers}))
         for part in ("lhs", "rhs", "expr", "vector_selector", "args"):
             child = getattr(node, part, None)
             for each in child if isinstance(child, list) else [child]:
@@ -245,8 +241,13 @@ def test_432_j25_processes_are_summed_up_and_a_killed_one_leaves_no_gauge(fleet:
     wait_until(lambda: len(fleet.logged("worker started")) == 2, what="two workers")
     write(20, "order.followed")
     wait_until(lambda: statuses() == {"DONE": 20}, what="all delivered")
-    wait_until(lambda: scrape(fleet).get("outbox_events_settled_total") == 20)
-    seen = scrape(fleet)
+
+    def all_settled() -> dict[str, float] | None:
+        found = scrape(fleet)
+        return found if found.get("outbox_events_settled_total") == 20 else None
+
+    seen = wait_until(all_settled)
+    assert seen is not None
     assert seen["outbox_workers_running"] == 2
     assert seen["outbox_workers"] == 2
     assert seen["outbox_lag_seconds"] == 0

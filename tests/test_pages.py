@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import base64
 import json
-from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import pytest
-from django.db import models, transaction
+from django.db import transaction
 from django.db.models import F
 from django.test import TestCase
-from django.utils import timezone
 
 import django_outbox as outbox
 import tests.testapp
@@ -118,47 +115,6 @@ def test_475_the_listener_of_the_guarantees_may_run_twice() -> None:
 
 
 # --- write events --------------------------------------------------------------------------------
-
-
-class Orders:
-    """Creates orders with a customer, as on the pages; the test app's orders have none."""
-
-    class objects:  # noqa: N801 - a manager
-        @staticmethod
-        def create(**fields: Any) -> Order:
-            return Order.objects.create(sku=fields.get("sku", "teapot"))
-
-
-@pytest.mark.django_db(transaction=True, databases=["default", "other"])
-def test_126_the_samples_of_write_events() -> None:
-    """Every block writes its event, with the delay that the text states."""
-    given: dict[str, Any] = {
-        "Order": Orders,
-        "models": models,
-        "payload": {"order": 1},
-        "trace_id": "t",
-        "text": '{"a":1}',
-        "monday_at_eight": timezone.now() + timedelta(days=3),
-        "due": [*map(orders, range(3))],
-        "transfer_id": 17,
-        "picture": b"\x89PNG",
-    }
-    with (
-        transaction.atomic("other"),
-        transaction.atomic(),
-        samples.run("how-to/write-events.md#..Async code", **given),
-    ):
-        pass
-    assert OutboxEvent.objects.using("other").count() == 1
-    rows = {row.event_type: row for row in OutboxEvent.objects.exclude(deliver_at=None)}
-    waits = {name: (row.deliver_at - row.created_at).total_seconds() for name, row in rows.items()}
-    assert waits["call.due"] == pytest.approx(1800, abs=5)
-    assert waits["order.reminder"] == pytest.approx(24 * 3600, abs=5)
-    assert waits["sale.begins"] == pytest.approx(3 * 24 * 3600, abs=60)
-    assert OutboxEvent.objects.filter(event_type="invoice.due").count() == 3
-    assert OutboxEvent.objects.filter(unique_key="bank:17").count() == 1
-    row = OutboxEvent.objects.get(event_type="picture.taken")
-    assert base64.b64decode(outbox.Event.from_json("x", row.payload).payload["png"]) == b"\x89PNG"
 
 
 def orders(n: int) -> Order:

@@ -10,18 +10,7 @@ import pytest
 
 from django_outbox import exceptions, testing
 from tests.api_entries import Entry
-from tests.rules import (
-    Rule,
-    api,
-    code,
-    pages,
-    questions,
-    reference,
-    sizes,
-    translations,
-    versions,
-    words,
-)
+from tests.rules import Rule, api, code, pages, reference, sizes, translations, versions, words
 
 ROOT = Path(__file__).resolve().parents[1]
 CATALOGUE = "django_outbox/locale/de/LC_MESSAGES/django.po"
@@ -127,12 +116,6 @@ BREAKS: list[tuple[Rule, Break]] = [
         pages.workflows_run_what_tox_has,
         (".github/workflows/tests.yml", "tox -e check,", "tox -e chek,"),
     ),
-    (questions.questions_are_answered, ("docs/index.md", "](how-to/tune.md)", "](tune.md)")),
-    (
-        questions.questions_are_answered,
-        ("docs/how-to/monitor.md", "no worker is alive", "no worker lives"),
-    ),
-    (questions.questions_are_answered, ("docs/how-to/monitor.md", "## Alerts", "## Alarms")),
     (
         translations.every_text_is_translated,
         ("django_outbox/conf.py", "", 'x = _("never translated")\n'),
@@ -177,7 +160,7 @@ BREAKS: list[tuple[Rule, Break]] = [
 ]
 RULES = [
     rule
-    for module in (api, code, pages, questions, reference, sizes, translations, versions, words)
+    for module in (api, code, pages, reference, sizes, translations, versions, words)
     for rule in module.RULES
 ]
 
@@ -245,18 +228,6 @@ def test_code_is_not_searched_for_words(repository: Path) -> None:
     assert not broken(repository, "README.md", "", page, words.words_of_pages)
     module = 'METHODS = ("ring", "ear")\nraise ValueError("Expected ring(connection) and ear().")\n'
     assert not broken(repository, "django_outbox/x.py", "", module, words.words_of_modules)
-
-
-def test_an_answer_ends_at_the_next_heading() -> None:
-    """A comment in a code block is not a heading."""
-    text = "# One\nfirst\n```sh\n# no heading\n```\n## Two\nsecond [text](a.md)\n# Three\nthird\n"
-    read = {title: questions.answer(text, title)[1] for title in ("One", "Two", "Three", "Four")}
-    assert {title: questions.as_read(below) for title, below in read.items()} == {
-        "One": "first ```sh # no heading ```",
-        "Two": "second text",
-        "Three": "third",
-        "Four": "",
-    }
 
 
 # --- rules that read the package itself ----------------------------------------------------------

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
 import threading
 import time
 from datetime import datetime, timedelta
 from io import StringIO
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,12 +21,10 @@ from django_outbox.models import OutboxEvent, OutboxPause, OutboxStatistics, Out
 from tests.cases import cases
 from tests.table import insert, now
 from tests.test_stream_queryset import events, in_ten_minutes, put
-from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 DONE, RETRY, DEAD, NEW = Status.DONE, Status.RETRY, Status.DEAD, Status.NEW
-ROOT = Path(__file__).parent.parent
 COMMAND = "django_outbox.management.commands.outbox_status"
 QUERY = "django_outbox.management.views.status"  # what asks a database
 
@@ -304,17 +298,3 @@ def test_45_watch_as_json_is_one_line_a_look(three_looks: list[float]) -> None:
     news = [each["databases"]["default"]["counts"]["NEW"] for each in lines]
     assert news == [0, 1, 2]
     assert "cannot be combined" in fails("--watch", "--check")[1]
-
-
-def test_45_ctrl_c_ends_a_watch_with_0(database_env: dict[str, str], tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "django", "outbox_status", "--watch", "0.2"]
-    log, env = tmp_path / "log", {**database_env, "PYTHONUNBUFFERED": "1"}
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, env=env, cwd=ROOT, stdout=output, stderr=output)
-        try:
-            wait_until(lambda: log.read_text().count("[default]") >= 2, what="two looks")
-            process.send_signal(signal.SIGINT)
-            assert process.wait(30) == 0
-        finally:
-            process.kill()
-    assert "Traceback" not in log.read_text()

@@ -21,23 +21,13 @@ def main() -> None:
     )
     django.setup()
 
-    from tests.rules import (
-        api,
-        code,
-        pages,
-        questions,
-        reference,
-        sizes,
-        translations,
-        versions,
-        words,
-    )
+    from tests.rules import api, code, pages, reference, sizes, translations, versions, words
 
     root = Path(__file__).resolve().parents[2]
     sys.stdout.write("\n".join([*sizes.report(root), ""]))
     rules = [
         rule
-        for module in (api, code, pages, questions, reference, sizes, translations, versions, words)
+        for module in (api, code, pages, reference, sizes, translations, versions, words)
         for rule in module.RULES
     ]
     if violations := [line for rule in rules for line in rule(root)]:
