@@ -8,7 +8,6 @@ import re
 from datetime import timedelta
 
 import pytest
-from django.contrib.auth.models import User
 from django.test import Client, override_settings
 from django.urls import reverse
 
@@ -94,13 +93,11 @@ def test_without_names_a_text_stays() -> None:
 
 
 @override_settings(OUTBOX=HIDING)
-def test_no_page_shows_a_hidden_value_of_an_error(admin_user: User) -> None:
+def test_no_page_shows_a_hidden_value_of_an_error(admin_client: Client) -> None:
     error = 'HTTPError: 400 {"password": "s3cret"}\nHTTPError: password=s3cret'
     progress = {"order.placed mail": {"state": "dead", "attempts": 1, "error": error}}
     keyed("k", event_type="order.placed", last_error=error, status=Status.RETRY, attempts=1)
     event = make(last_error=error, status=Status.DEAD, progress=json.dumps(progress))
-    client = Client()
-    client.force_login(admin_user)
     pages = (
         reverse(PAGE, args=[event.pk]),
         f"{reverse(LIST)}?state=dead",
@@ -110,7 +107,7 @@ def test_no_page_shows_a_hidden_value_of_an_error(admin_user: User) -> None:
         reverse(DASHBOARD),
     )
     for url in pages:
-        page = body(client, url)
+        page = body(admin_client, url)
         assert "s3cret" not in page, url
         assert "HTTPError" in page, url
 

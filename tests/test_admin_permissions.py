@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator
 import pytest
 from django.contrib.admin.sites import site
 from django.contrib.admin.utils import quote
-from django.contrib.auth.models import Permission, User
+from django.contrib.auth.models import User
 from django.test import Client
 from django.urls import reverse
 
 from django_outbox.models import OutboxEvent, OutboxPause, OutboxStatistics, OutboxStream
 from tests.cases import cases
 from tests.table import undone
-from tests.test_admin import checksum, make, traces
+from tests.test_admin import checksum, make, traces, visitor
 
 pytestmark = pytest.mark.django_db
 
@@ -53,12 +53,8 @@ def person(*codenames: str) -> Client:
 
     With any of them, the user may view events, streams and pauses, too.
     """
-    user = User.objects.create_user(f"person-{User.objects.count()}", is_staff=True)
     views = [f"view_outbox{each}" for each in ("event", "stream", "pause")] if codenames else []
-    user.user_permissions.set(Permission.objects.filter(codename__in=[*views, *codenames]))
-    client = Client(enforce_csrf_checks=True)
-    client.force_login(user)
-    return client
+    return visitor(*{*views, *codenames}, enforce_csrf_checks=True)
 
 
 def customer() -> Client:

@@ -130,25 +130,17 @@ def test_an_event_leads_to_the_events_of_its_object_and_key() -> None:
     assert related(client, make(aggregate_type="__GLOBAL__", aggregate_id=None)) == {}
 
 
-def test_an_event_leads_to_its_object_if_the_user_may_see_it(admin_user: User) -> None:
+def test_an_event_leads_to_its_object_if_the_user_may_see_it(
+    admin_client: Client, admin_user: User
+) -> None:
     order = Permission.objects.get(codename="view_permission")
     event = make(aggregate_type="auth.User", aggregate_id=str(admin_user.pk))
     client = visitor("view")
     label = f"Object auth.User {admin_user.pk}"
     assert label not in related(client, event)
-    boss = Client()
-    boss.force_login(admin_user)
-    assert boss.get(related(boss, event)[label]).status_code == 200
-    for kind in (
-        "auth.user",
-        "auth.Nothing",
-        "no.Model",
-        "User",
-        order._meta.label,
-        "a.b.c",
-        ".",
-        Order._meta.label,
-    ):
-        links = related(boss, make(aggregate_type=kind, aggregate_id="1"))
+    assert admin_client.get(related(admin_client, event)[label]).status_code == 200
+    unknown = "auth.user auth.Nothing no.Model User a.b.c .".split()
+    for kind in (*unknown, order._meta.label, Order._meta.label):
+        links = related(admin_client, make(aggregate_type=kind, aggregate_id="1"))
         assert not any(each.startswith("Object") for each in links), kind
     assert site.is_registered(User)

@@ -201,9 +201,6 @@ def test_index_names_differ_with_the_prefix_and_stay_short() -> None:
     assert len(made) == 5
 
 
-# --- dotted paths -------------------------------------------------------------------------------
-
-
 # -- queues ----------------------------------------------------------------------------------------
 
 NAMES = "expected names of 1 to 64 letters, digits, '_', '.' or '-', but not "

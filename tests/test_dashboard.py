@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from django.contrib.admin.utils import quote
-from django.contrib.auth.models import Permission, User
 from django.test import Client
 from django.urls import reverse
 
@@ -151,10 +150,8 @@ def test_41_a_worker_may_tell_little(admin_client: Client, info: str | None) -> 
 
 
 @pytest.mark.django_db(transaction=True)
-def test_41_a_worker_shows_what_it_holds_and_runs(admin_user: User, settings: Any) -> None:
+def test_41_a_worker_shows_what_it_holds_and_runs(admin_client: Client, settings: Any) -> None:
     settings.OUTBOX = {"LEASE": 1.5, "POLL_INTERVAL": 0.2, "PROBE_INTERVAL": 0.05}
-    client = Client()
-    client.force_login(admin_user)
     gate: list[bool] = []
 
     def slow(event: outbox.Event) -> None:
@@ -163,8 +160,8 @@ def test_41_a_worker_shows_what_it_holds_and_runs(admin_user: User, settings: An
     (event_id,) = insert()
     with listening(slow), outbox.Worker():
         try:
-            wait_until(lambda: event_id in body(client).partition('id="outbox-workers"')[2])
-            text = part(body(client), "workers")
+            wait_until(lambda: event_id in body(admin_client).partition('id="outbox-workers"')[2])
+            text = part(body(admin_client), "workers")
         finally:
             gate.append(True)
     assert re.search(r"process \d+ \d s ago \d order\.placed \d s\b", text), text
@@ -467,13 +464,7 @@ def test_a_refresh_reads_again_after_some_seconds(
 
 def pausing(*codenames: str) -> Client:
     """Return a client that checks CSRF tokens; its user may view events, and do this."""
-    user = User.objects.create_user(f"user-{User.objects.count()}", is_staff=True)
-    user.user_permissions.set(
-        Permission.objects.filter(codename__in=["view_outboxevent", *codenames])
-    )
-    client = Client(enforce_csrf_checks=True)
-    client.force_login(user)
-    return client
+    return visitor("view", *codenames, enforce_csrf_checks=True)
 
 
 @pytest.mark.parametrize("may", [True, False])
@@ -498,10 +489,7 @@ def test_a_cause_leads_to_its_pause_if_the_user_may_pause() -> None:
 def test_41_each_page_needs_the_permission_to_view_events(page: str) -> None:
     url = reverse(f"admin:django_outbox_outboxstatistics_{page}")
     assert Client().get(url)["Location"].startswith("/admin/login/")
-    nobody = User.objects.create_user("nobody", is_staff=True)
-    nobody.user_permissions.set(Permission.objects.filter(codename="resume_outboxpause"))
-    client = Client()
-    client.force_login(nobody)
+    client = visitor("resume_outboxpause")
     assert client.get(url).status_code == 403
     assert visitor("replay").get(url).status_code == 403
     assert visitor("view", is_staff=False).get(url).status_code == 302

@@ -63,6 +63,10 @@ def deliver(where: str, status: str = "DONE", count: int = 1) -> None:
     assert statuses().get(status, 0) == count
 
 
+def nothing(event: outbox.Event) -> None:
+    """Do nothing."""
+
+
 def attributes(span: ReadableSpan) -> dict[str, Any]:
     return dict(span.attributes or {})
 
@@ -199,11 +203,8 @@ def test_an_event_that_a_listener_writes_is_linked_to_the_delivery(
     def follow(event: outbox.Event) -> None:
         write(1, "order.followed")
 
-    def end(event: outbox.Event) -> None:
-        """Do nothing."""
-
     write(1)
-    with listening(follow), listening(end, "order.followed"):
+    with listening(follow), listening(nothing, "order.followed"):
         deliver(where, count=2)
     first, second = traced.named(f"deliver {PLACED}"), traced.named("deliver order.followed")
     assert first.links == ()
@@ -215,9 +216,6 @@ def test_an_event_that_a_listener_writes_is_linked_to_the_delivery(
     "header", ["", "nonsense", "00-" + "0" * 32 + "-" + "0" * 16 + "-01"], ids=["empty", "odd", "0"]
 )
 def test_a_damaged_header_links_nothing_and_harms_nothing(traced: Traced, header: str) -> None:
-    def nothing(event: outbox.Event) -> None:
-        """Do nothing."""
-
     write(1, headers={"traceparent": header})
     with listening(nothing):
         deliver("drain")
@@ -267,9 +265,6 @@ def test_47_there_is_no_span_around_the_loop(traced: Traced, settings: Any) -> N
 
 
 def test_in_drain_the_caller_is_the_parent(traced: Traced) -> None:
-    def nothing(event: outbox.Event) -> None:
-        """Do nothing."""
-
     write(1)
     with traced.tracer.start_as_current_span("cron"), listening(nothing):
         outbox.drain()
@@ -280,9 +275,6 @@ def test_in_drain_the_caller_is_the_parent(traced: Traced) -> None:
 
 def test_without_an_sdk_nothing_is_written_and_all_is_delivered(settings: Any) -> None:
     settings.OUTBOX = BOTH
-
-    def nothing(event: outbox.Event) -> None:
-        """Do nothing."""
 
     [event_id] = write(1)
     assert row(event_id).headers is None

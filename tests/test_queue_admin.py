@@ -6,7 +6,6 @@ import re
 from typing import Any
 
 import pytest
-from django.contrib.auth.models import User
 from django.test import Client
 from django.urls import reverse
 
@@ -24,13 +23,6 @@ EVENTS = "admin:django_outbox_outboxevent_changelist"
 @pytest.fixture(autouse=True)
 def two_queues(settings: Any) -> None:
     settings.OUTBOX = {"QUEUES": {"hooks": {}}}
-
-
-@pytest.fixture
-def boss(admin_user: User) -> Client:
-    client = Client()
-    client.force_login(admin_user)
-    return client
 
 
 def body(client: Client, page: str, **query: str) -> str:
@@ -57,65 +49,67 @@ def in_both() -> None:
 # --- lists ----------------------------------------------------------------------------------------
 
 
-def test_the_event_list_shows_and_filters_queues(boss: Client) -> None:
+def test_the_event_list_shows_and_filters_queues(admin_client: Client) -> None:
     in_both()
-    text = body(boss, EVENTS)
+    text = body(admin_client, EVENTS)
     assert sorted(cells(text)) == ["default"] * 2 + ["hooks"] * 3
     assert offered(text) == ["default", "hooks"]
-    assert cells(body(boss, EVENTS, queue="hooks")) == ["hooks"] * 3
-    assert cells(body(boss, EVENTS, queue="hooks", state="due")) == ["hooks"] * 2
-    assert cells(body(boss, EVENTS, queue="nowhere")) == []
+    assert cells(body(admin_client, EVENTS, queue="hooks")) == ["hooks"] * 3
+    assert cells(body(admin_client, EVENTS, queue="hooks", state="due")) == ["hooks"] * 2
+    assert cells(body(admin_client, EVENTS, queue="nowhere")) == []
 
 
 @pytest.mark.parametrize("page", ["event", "stream"])
-def test_a_page_shows_the_queue(boss: Client, page: str) -> None:
+def test_a_page_shows_the_queue(admin_client: Client, page: str) -> None:
     [event_id] = keyed("k", queue="hooks")
     OutboxStream.objects.update(queue="hooks")
     url = reverse(
         f"admin:django_outbox_outbox{page}_change", args=["k" if page == "stream" else event_id]
     )
-    text = boss.get(url).content.decode()
+    text = admin_client.get(url).content.decode()
     assert re.search(r'field-queue.*?<div class="readonly">hooks</div>', text, re.DOTALL)
 
 
-def test_with_one_queue_neither_column_nor_filter_is_there(boss: Client, settings: Any) -> None:
+def test_with_one_queue_neither_column_nor_filter_is_there(
+    admin_client: Client, settings: Any
+) -> None:
     settings.OUTBOX = {}
     in_both()
-    text = body(boss, EVENTS, state="due")
+    text = body(admin_client, EVENTS, state="due")
     assert (cells(text), offered(text)) == ([], [])
 
 
-def test_a_queue_that_no_database_can_hold_is_refused(boss: Client) -> None:
-    page = body(boss, EVENTS, queue="a\0b")
+def test_a_queue_that_no_database_can_hold_is_refused(admin_client: Client) -> None:
+    page = body(admin_client, EVENTS, queue="a\0b")
     assert "this filter is not possible: queue=" in page
 
 
 def test_a_backlog_of_another_queue_does_not_hide_what_is_due(
-    boss: Client, monkeypatch: pytest.MonkeyPatch
+    admin_client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(state_filter, "SCAN_LIMIT", 3)
     insert(5, queue="hooks", due=-60)
     insert(2)
     insert(5, queue="hooks", due=60)
     insert(1, due=90)
-    assert cells(body(boss, EVENTS, queue="default", state="due")) == ["default"] * 2
-    assert cells(body(boss, EVENTS, queue="default", state="scheduled")) == ["default"]
-    assert cells(body(boss, EVENTS, queue="hooks", state="due")) == ["hooks"] * 3
+    assert cells(body(admin_client, EVENTS, queue="default", state="due")) == ["default"] * 2
+    assert cells(body(admin_client, EVENTS, queue="default", state="scheduled")) == ["default"]
+    assert cells(body(admin_client, EVENTS, queue="hooks", state="due")) == ["hooks"] * 3
 
 
 @pytest.mark.parametrize("kind", ["queue", "breaker"])
-def test_due_events_of_a_closed_queue_are_shown_as_paused(boss: Client, kind: str) -> None:
+def test_due_events_of_a_closed_queue_are_shown_as_paused(admin_client: Client, kind: str) -> None:
     insert(2, queue="hooks")
     insert(1)
     insert(1, due=60, locked_at=now())  # postponed by a pause of its type
     insert(1, queue="hooks", due=60, locked_by="w1", locked_at=now())
-    assert cells(body(boss, EVENTS, state="paused")) == ["default"]
+    assert cells(body(admin_client, EVENTS, state="paused")) == ["default"]
     if kind == "queue":
         OutboxPause.objects.pause("queue", "hooks")
     else:
         breaker()
-    assert cells(body(boss, EVENTS, state="paused")) == ["hooks", "hooks", "default"]
-    assert cells(body(boss, EVENTS, state="paused", queue="hooks")) == ["hooks"] * 2
+    assert cells(body(admin_client, EVENTS, state="paused")) == ["hooks", "hooks", "default"]
+    assert cells(body(admin_client, EVENTS, state="paused", queue="hooks")) == ["hooks"] * 2
 
 
 # --- dashboard ------------------------------------------------------------------------------------
@@ -125,56 +119,60 @@ def queues(client: Client) -> str:
     return test_dashboard.part(test_dashboard.body(client), "queues")
 
 
-def test_the_dashboard_shows_what_each_queue_does(boss: Client) -> None:
+def test_the_dashboard_shows_what_each_queue_does(admin_client: Client) -> None:
     insert(2, queue="hooks", due=-90)
     serving("one", "default", "hooks")
-    found = queues(boss)
+    found = queues(admin_client)
     assert "Queues and relays queue due oldest due workers state" in found
     assert "default 0 1 hooks 2 1 min 1" in found
 
 
-def test_the_dashboard_has_no_such_table_for_default_alone(boss: Client, settings: Any) -> None:
+def test_the_dashboard_has_no_such_table_for_default_alone(
+    admin_client: Client, settings: Any
+) -> None:
     settings.OUTBOX = {}
     insert(2)
-    assert "queues" not in test_dashboard.order(test_dashboard.body(boss))
+    assert "queues" not in test_dashboard.order(test_dashboard.body(admin_client))
     insert(1, queue="gone")
-    assert "not in OUTBOX[&quot;QUEUES&quot;]" in test_dashboard.body(boss)
+    assert "not in OUTBOX[&quot;QUEUES&quot;]" in test_dashboard.body(admin_client)
 
 
-def test_a_queue_with_due_events_that_no_worker_serves_is_a_problem(boss: Client) -> None:
+def test_a_queue_with_due_events_that_no_worker_serves_is_a_problem(admin_client: Client) -> None:
     serving("one", "default")
-    assert test_dashboard.verdict(test_dashboard.body(boss)) == ["All is well"]
-    assert "no live worker serves it" in queues(boss)
+    assert test_dashboard.verdict(test_dashboard.body(admin_client)) == ["All is well"]
+    assert "no live worker serves it" in queues(admin_client)
     insert(2, queue="hooks")
     with listening(lambda event: None):
-        text = test_dashboard.body(boss)
+        text = test_dashboard.body(admin_client)
     assert test_dashboard.verdict(text) == [
         "Events are not delivered as they should be",
         "No live worker serves the queue hooks, where events are due.",
     ]
     assert "queues" in test_dashboard.order(text)[:3]
     serving("two", "hooks")
-    assert "No live worker serves" not in test_dashboard.body(boss)
+    assert "No live worker serves" not in test_dashboard.body(admin_client)
 
 
-def test_a_queue_that_is_not_configured_is_a_problem_only_without_default(boss: Client) -> None:
+def test_a_queue_that_is_not_configured_is_a_problem_only_without_default(
+    admin_client: Client,
+) -> None:
     insert(2, queue="gone")
     serving("one", "hooks")
     says = "No live worker serves the queue gone, where events are due."
-    assert says in test_dashboard.body(boss)
+    assert says in test_dashboard.body(admin_client)
     serving("two", "default")
-    assert says not in test_dashboard.body(boss)
+    assert says not in test_dashboard.body(admin_client)
 
 
-def test_without_any_worker_that_alone_is_the_problem(boss: Client) -> None:
+def test_without_any_worker_that_alone_is_the_problem(admin_client: Client) -> None:
     insert(2, queue="hooks")
-    assert "No live worker serves" not in test_dashboard.body(boss)
+    assert "No live worker serves" not in test_dashboard.body(admin_client)
 
 
-def test_the_dashboard_shows_closed_queues(boss: Client) -> None:
+def test_the_dashboard_shows_closed_queues(admin_client: Client) -> None:
     serving("one", "default", "hooks")
     OutboxPause.objects.pause("queue", "default")
     breaker(reason="<b>5</b> failures")
-    found = queues(boss)
+    found = queues(admin_client)
     assert "default 0 1 paused" in found
     assert re.search("hooks 0 1 unavailable for .* &lt;b&gt;5&lt;/b&gt; failures", found)

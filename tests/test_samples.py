@@ -124,7 +124,9 @@ def surroundings(page: str) -> Iterator[None]:
         for alias in ("default", "other"):
             stack.enter_context(transaction.atomic(alias))
         stack.enter_context(isolate_apps("tests.testapp"))
-        stack.enter_context(override_settings(OUTBOX_KEYS=[b64encode(bytes(32))]))
+        # A worker of a sample waits no longer for the locks of the transactions around it.
+        given = {"OUTBOX_KEYS": [b64encode(bytes(32))], "OUTBOX": {"LOCK_WAIT": 0.01}}
+        stack.enter_context(override_settings(**given))
         prometheus = MagicMock(serve=lambda port: (port, None))  # without a thread
         name = "django_outbox.contrib.prometheus"
         stack.enter_context(pytest.MonkeyPatch.context()).setitem(sys.modules, name, prometheus)
