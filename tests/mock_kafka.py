@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-PRODUCE, METADATA, INIT_PRODUCER_ID = 0, 3, 22  # API keys of the protocol
+PRODUCE, INIT_PRODUCER_ID = 0, 22  # API keys of the protocol
 # Error codes of the protocol.
 UNKNOWN_TOPIC, MESSAGE_TOO_LARGE, NOT_ENOUGH_REPLICAS, TOPIC_FORBIDDEN = 3, 10, 19, 29
 CLUSTER_FORBIDDEN, OUT_OF_ORDER_SEQUENCE = 31, 45

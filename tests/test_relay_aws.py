@@ -7,9 +7,7 @@ what it is given. Both speak the real protocol with the real boto3.
 
 from __future__ import annotations
 
-import inspect
 import json
-import re
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -21,8 +19,7 @@ import pytest
 import django_outbox as outbox
 from django_outbox.models import OutboxEvent
 from django_outbox.relays import BrokerUnavailable, Message, Unconfirmed
-from tests import samples
-from tests.relay_messages import Client, numbered, use_relay, write
+from tests.relay_messages import Client, kinds, numbered, use_relay, write
 from tests.waiting import wait_until
 
 boto3 = pytest.importorskip("boto3")
@@ -153,10 +150,11 @@ def drained(row: OutboxEvent) -> tuple[str, int]:
 
 
 @database
-def test_sqs_gets_the_stored_text_and_the_headers_as_attributes(relay: Any, sqs: Any) -> None:
+def test_sqs_finds_a_queue_by_its_name_from_the_event(relay: Any, sqs: Any) -> None:
     url = queue(sqs)
-    relay("SQS", url)
-    row = write(tenant_id="ä 1")
+    relay("SQS", "{tenant_id}")
+    name = url.rpartition("/")[2]
+    row = write(tenant_id=name, headers={"trace": "ä 1"})
     assert drained(row) == ("DONE", 0)
     (found,) = received(sqs, url)
     assert found["Body"] == row.payload
@@ -166,18 +164,9 @@ def test_sqs_gets_the_stored_text_and_the_headers_as_attributes(relay: Any, sqs:
         "content-type": "application/json",
         "occurred-at": row.occurred_at.isoformat(),
         "aggregate-id": "7",
-        "tenant-id": "ä 1",
-        "trace": "t1",
+        "tenant-id": name,
+        "trace": "ä 1",
     }
-
-
-@database
-def test_sqs_finds_a_queue_by_its_name_from_the_event(relay: Any, sqs: Any) -> None:
-    url = queue(sqs)
-    relay("SQS", "{tenant_id}")
-    row = write(tenant_id=url.rpartition("/")[2])
-    assert drained(row) == ("DONE", 0)
-    assert received(sqs, url)[0]["Body"] == row.payload
 
 
 @database
@@ -261,11 +250,8 @@ def test_calls_hold_ten_messages_of_one_destination_and_256_kib() -> None:
     assert sizes([message("ab"[n % 2], n) for n in range(4)]) == [[0, 2], [1, 3]]
     big = b"x" * 100_000
     assert sizes([message("a", n, big) for n in range(5)]) == [[0, 1], [2, 3], [4]]
-    assert sizes([message("a"), message("a", 1, b"x" * 500_000), message("a", 2)]) == [
-        [0],
-        [1],
-        [2],
-    ]
+    huge = message("a", 1, b"x" * 500_000)
+    assert sizes([message("a"), huge, message("a", 2)]) == [[0], [1], [2]]
 
 
 def test_headers_beyond_ten_attributes_are_one_of_json() -> None:
@@ -280,17 +266,8 @@ def test_headers_beyond_ten_attributes_are_one_of_json() -> None:
 
 
 def test_names_and_values_that_aws_refuses_are_in_the_json() -> None:
-    odd = {
-        "aws.x": "1",
-        "a..b": "2",
-        "ümlaut": "3",
-        "empty": "",
-        "null": "\0",
-        "headers": "4",
-        ".a": "5",
-        "a.": "6",
-        "with space": "7",
-    }
+    odd = {"aws.x": "1", "a..b": "2", "ümlaut": "3", "empty": "", "null": "\0"}
+    odd |= {"headers": "4", ".a": "5", "a.": "6", "with space": "7"}
     given = entry_of("sqs", 0, message("a", headers={"event-id": "e", **odd}))
     found = given.given["MessageAttributes"]
     assert found.keys() == {"event-id", "content-type", "headers"}
@@ -308,17 +285,13 @@ def test_group_ids_that_aws_refuses_are_hashed(group: str) -> None:
     assert "MessageGroupId" not in entry_of("sqs", 0, message("a")).given
 
 
+NO_ARNS = ["topic", "arn:aws:sqs:eu-central-1:123456789012:a", "arn:aws:sns:eu-central-1:1:a"]
+NO_QUEUES = ["a b", "a.b", "q" * 81, "ftp://a"]
+
+
 @cases(
     ("service", "to"),
-    [
-        ("sqs", "a b"),
-        ("sqs", "a.b"),
-        ("sqs", "q" * 81),
-        ("sqs", "ftp://a"),
-        ("sns", "topic"),
-        ("sns", "arn:aws:sqs:eu-central-1:123456789012:a"),
-        ("sns", "arn:aws:sns:eu-central-1:1:a"),
-    ],
+    [*(("sqs", each) for each in NO_QUEUES), *(("sns", each) for each in NO_ARNS)],
 )
 def test_a_destination_that_cannot_be_is_refused_before_it_is_asked(service: str, to: str) -> None:
     with pytest.raises(outbox.Unrecoverable, match=r"TO is .*; expected the"):
@@ -499,12 +472,8 @@ def test_a_call_refused_for_one_message_is_repeated_for_each(
 
     endpoint.answer = answer
     found = backend(SQS, endpoint.url).publish([message("http://x/q", n) for n in range(4)])
-    assert [type(each).__name__ for each in found] == [
-        "NoneType",
-        "NoneType",
-        "Unrecoverable",
-        "NoneType",
-    ]
+    assert kinds(found) == {"": 3, "Unrecoverable": 1}
+    assert found[2] is not None
     assert len(endpoint.calls) == 5
 
 
@@ -561,18 +530,3 @@ def test_a_denied_check_has_reached_aws(backend: Any, endpoint: Endpoint) -> Non
     endpoint.answer = lambda entries: (403, fault("ExpiredTokenException", "token expired"))
     with pytest.raises(BrokerUnavailable, match="ExpiredTokenException: token expired"):
         sender.check()
-
-
-# --- the page -------------------------------------------------------------------------------------
-
-PAGE = "how-to/relay-to-sqs-and-sns.md"
-
-
-def test_the_options_of_the_page_are_those_of_the_backends() -> None:
-    text = (samples.DOCS / PAGE).read_text()
-    section = text[text.index("## Options") :]
-    rows = re.findall(r"^\| (`.*`) \| `([^`]+)` \|", section, re.MULTILINE)
-    found = {name.strip("` "): default for names, default in rows for name in names.split(",")}
-    for kind in (SQS, SNS):
-        parameters = inspect.signature(kind.__init__).parameters
-        assert found == {n: repr(each.default) for n, each in parameters.items() if n != "self"}

@@ -240,13 +240,13 @@ def test_events_of_a_key_keep_their_order(relay: Any, adapter: Adapter, name: st
 @on_the_table
 def test_a_plain_message(relay: Any, adapter: Adapter, name: str) -> None:
     relay()
-    row = write(aggregate_type="shop.Order", key="order-7")
+    row = write(aggregate_type="shop.Order", key="order-7", headers={"trace": "Kännchen"})
     outbox.drain()
     (found,) = adapter.stored(name)
     expect_done([row])
     assert found.body == row.payload.encode()
     expected = {
-        "trace": "t1",
+        "trace": "Kännchen",
         "event-id": row.pk,
         "event-type": "order.placed",
         "occurred-at": row.occurred_at.isoformat(),

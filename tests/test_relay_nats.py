@@ -299,12 +299,6 @@ def test_a_message_too_large_for_its_stream_is_dead(broker: brokers.Nats) -> Non
     assert "message size exceeds maximum" in str(outcomes[1])
 
 
-def test_a_header_that_is_not_ascii(stream: Stream) -> None:
-    with opened(stream.backend()) as session:
-        assert publish(session, [stream.message(headers={"name": "Kännchen"})]) == [None]
-    assert stream.read()[0].headers["name"] == "Kännchen"
-
-
 # --- permissions, and a server that takes nothing -------------------------------------------------
 
 USERS = """

@@ -197,3 +197,20 @@ def test_a_backend_of_the_package_is_in_the_reference_with_its_options(path: str
         if each.kind is each.KEYWORD_ONLY and name != "timeout"
     }
     assert path == SHOWN_ONCE or {name: each.strip('"') for name, each in rows.items()} == taken
+
+
+@cases(
+    ("page", "path"),
+    [("webhooks", "http.Webhook"), ("sqs-and-sns", "aws.SQS"), ("sqs-and-sns", "aws.SNS")],
+)
+def test_the_options_of_the_how_to_are_those_of_the_backend(page: str, path: str) -> None:
+    try:
+        backend = import_string(f"django_outbox.relays.{path}")
+    except ModuleNotFoundError as error:
+        pytest.skip(f"{error.name} is not installed")
+    text = (samples.DOCS / f"how-to/relay-to-{page}.md").read_text().partition("## Options")[2]
+    section = re.split(r"^## ", text, maxsplit=1, flags=re.MULTILINE)[0]
+    rows = re.findall(r"^\| (`.*?`) \| `([^`]+)` \|", section, re.MULTILINE)
+    found = {name.strip("` "): default for names, default in rows for name in names.split(",")}
+    parameters = inspect.signature(backend.__init__).parameters
+    assert found == {n: repr(each.default) for n, each in parameters.items() if n != "self"}

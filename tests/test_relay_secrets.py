@@ -25,21 +25,10 @@ from tests.brokers import free_port
 
 PORT = free_port()  # nothing listens there
 # Each has a part that a client's parser of URLs would take for something else.
-PASSWORDS = [
-    "Swordf1sh",
-    "p@ssw0rd-Qx",
-    "Sw0rd#fishQx",
-    "Sword:f1sh",
-    "Sword/f1sh",
-    "Sword?f1sh=x",
-    "Sword%f1sh",
-    "Sword f1sh",
-    "Schwört-f1sh",
-    "[Sword]f1sh",
-    "'Sword\\f1sh\"",
-    "Zq",
-    "Zq#Xz",
-]
+PASSWORDS = (
+    "Swordf1sh p@ssw0rd-Qx Sw0rd#fishQx Sword:f1sh Sword/f1sh Sword?f1sh=x Sword%f1sh".split()
+)
+PASSWORDS += ["Sword f1sh", "Schwört-f1sh", "[Sword]f1sh", "'Sword\\f1sh\"", "Zq", "Zq#Xz"]
 BACKENDS: dict[str, tuple[str, Callable[[str], dict[str, Any]]]] = {
     "redis": ("redis.Stream", lambda s: {"url": f"redis://:{s}@127.0.0.1:{PORT}/0"}),
     "redis user": ("redis.Stream", lambda s: {"url": f"redis://shop:{s}@127.0.0.1:{PORT}/0"}),
@@ -281,12 +270,7 @@ def test_the_checks_say_no_part_of_a_secret_and_why(settings: Any) -> None:
         ({"nkeys_seed_str": "SUABCDEF"}, "", "SUABCDEF", "***"),
         ({"ws_connection_headers": {"Authorization": ["Bearer abcdef"]}}, "", "abcdef", "***"),
         ({"user_credentials": "/etc/nats.creds"}, "", "/etc/nats.creds", "/etc/nats.creds"),
-        (
-            {"sasl.oauthbearer.token.endpoint.url": "https://id.example/"},
-            "",
-            "https://id.example/",
-            "https://id.example/",
-        ),
+        ({"sasl.oauthbearer.token.endpoint.url": "https://a/"}, "", "https://a/", "https://a/"),
         ({"sasl.username": "shop@a.example"}, "", "shop@a.example", "shop@a.example"),
         (
             {"url": "redis://shop:Swordf1sh@a.example:1"},
@@ -295,12 +279,7 @@ def test_the_checks_say_no_part_of_a_secret_and_why(settings: Any) -> None:
             "shop at a.example:1: ***",
         ),
         ({"url": "nats://t0ken-x@a.example"}, "", "t0ken-x at a.example", "*** at a.example"),
-        (
-            {"servers": ["a.example", "u:Swordf1sh@b.example"]},
-            "",
-            "b.example Swordf1sh",
-            "b.example ***",
-        ),
+        ({"servers": ["a.example", "u:Swordf1sh@b"]}, "", "b Swordf1sh", "b ***"),
         ({"url": "redis://h/0?password=Swordf1sh&db=first"}, "", "first Swordf1sh", "first ***"),
         (
             {},
