@@ -172,14 +172,7 @@ def front() -> Iterator[Front]:
 
 @pytest.mark.parametrize(
     ("path", "code"),
-    [
-        ("/live", 200),
-        ("/ready", 503),
-        ("/ready/", 503),
-        ("/ready?verbose=1", 503),
-        ("/", 404),
-        ("/metrics", 404),
-    ],
+    [("/live", 200), ("/ready/", 503), ("/ready?verbose=1", 503), ("/", 404), ("/metrics", 404)],
     ids=str,
 )
 def test_the_paths(front: Front, path: str, code: int) -> None:
@@ -225,25 +218,24 @@ def ready(worker: Worker) -> None:
     wait_until(lambda: worker.health().is_ready, what=f"{worker.health()}")
 
 
-def test_before_the_start_and_after_the_stop_a_worker_is_not_ready(worker: Worker) -> None:
+def test_before_the_start_and_after_the_stop_a_worker_is_not_ready(
+    worker: Worker, django_assert_num_queries: Any
+) -> None:
     assert worker.health() == Health(unready=("default: starting",))
     worker.start()
     ready(worker)
+    with django_assert_num_queries(0):
+        worker.health()
     worker.stop()
     assert worker.health() == Health(unready=("default: draining",))
 
 
-DIES = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-
-
-@DIES
-@pytest.mark.parametrize(
-    "machine", ["_claimer_loop", "_settler_loop", "_heartbeat_loop", "_purger_loop"]
-)
-def test_a_thread_that_has_ended_is_death(worker: Worker, machine: str) -> None:
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_has_ended_is_death(worker: Worker) -> None:
+    """That a process ends with any of its threads is tested in test_failing_surroundings."""
     worker.start()
     ready(worker)
-    loop: Loop = getattr(worker, machine)
+    loop: Loop = worker._settler_loop
     loop._step = lambda: exec("raise SystemExit")  # type: ignore[func-returns-value]
     loop.wake()
     wait_until(lambda: not worker.health().is_live, what="its death")
@@ -271,10 +263,3 @@ def test_a_step_that_lasts_too_long_is_trouble_and_then_death(
         go_on.set()
     monkeypatch.undo()
     ready(worker)
-
-
-def test_a_probe_asks_no_database(worker: Worker, django_assert_num_queries: Any) -> None:
-    worker.start()
-    ready(worker)
-    with django_assert_num_queries(0):
-        worker.health()

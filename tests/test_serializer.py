@@ -17,7 +17,8 @@ import django_outbox as outbox
 from django_outbox import Event, InvalidEvent, event, hooks, write
 from django_outbox.models import OutboxEvent
 from tests import samples
-from tests.table import insert, listening, row
+from tests.table import PLACED, insert, listening, row
+from tests.test_hot import quiet, resting
 from tests.testapp.models import Order
 from tests.waiting import wait_until
 
@@ -125,18 +126,17 @@ def test_two_functions_will_do(settings: Any) -> None:
 
 def test_a_worker_delivers_hot_and_cold_by_the_same_serializer(settings: Any) -> None:
     """Hot and cold events must not differ: there is one serializer for the whole project."""
-    use(settings, "Sets")
+    use(settings, "Sets", **quiet())
     got: list[tuple[str, Any]] = []
 
     def listen(event: Event) -> Any:
         got.append((event.source, event.payload))
         return outbox.Defer(0) if len(got) == 1 else None
 
-    with listening(listen, "x"), outbox.Worker():
-        write_one({"tags": {1}})
+    with listening(listen), resting():
+        write_one({"tags": {1}}, PLACED)
         wait_until(lambda: len(got) == 2, what="two deliveries")
-    assert [payload for _, payload in got] == [{"tags": {1}}] * 2
-    assert {source for source, _ in got} == {"hot", "cold"}  # a poll may find it first
+    assert got == [("hot", {"tags": {1}}), ("cold", {"tags": {1}})]
 
 
 @pytest.mark.parametrize(
@@ -159,14 +159,22 @@ def test_what_it_cannot_write_is_invalid_before_any_sql(
     assert Order.objects.exists()
 
 
-def test_what_it_cannot_read_is_dead(settings: Any) -> None:
-    [event_id] = insert(event_type="x")
-    use(settings, "Failing")
-    assert heard() == []
+@pytest.mark.parametrize(
+    ("name", "event_type", "says"),
+    [
+        ("Failing", "x", "Failing.loads cannot read it: KeyError('no codec')"),
+        ("Typing", "typed", "Typing.loads cannot read it: ValueError"),
+    ],
+    ids=["unreadable", "unfit"],
+)
+def test_what_it_cannot_read_is_dead(settings: Any, name: str, event_type: str, says: str) -> None:
+    [event_id] = insert(event_type=event_type, payload='{"n": "many"}')
+    use(settings, name)
+    assert heard(Typed if event_type == "typed" else event_type) == []
     found = row(event_id)
     assert (found.status, found.attempts) == (OutboxEvent.Status.DEAD, 0)
     assert "PayloadError" in (found.last_error or "")
-    assert "Failing.loads cannot read it: KeyError('no codec')" in (found.last_error or "")
+    assert says in (found.last_error or "")
 
 
 # ``loads`` may take the type as a second argument.
@@ -186,16 +194,6 @@ def test_else_its_values_are_made_instances(settings: Any) -> None:
     with listening(lambda event: got.append(event.payload_as(Order2)), "x"):
         outbox.drain()
     assert got == [Order2("a")]
-
-
-def test_what_it_makes_unfit_is_dead(settings: Any) -> None:
-    use(settings, "Typing")
-    [event_id] = insert(event_type="typed", payload='{"n": "many"}')
-    assert heard(Typed) == []
-    found = row(event_id)
-    assert found.status == OutboxEvent.Status.DEAD
-    assert "does not fit" in (found.last_error or "")
-    assert "Typing.loads" in (found.last_error or "")
 
 
 def test_the_default_may_be_built_upon() -> None:
