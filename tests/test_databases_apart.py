@@ -280,22 +280,6 @@ def test_74_writing_and_draining_take_a_database(settings: Any) -> None:
     assert [each[1] for each in witness.seen] == ["other", "other", "default"]
 
 
-def test_74_a_listener_knows_where_to_go_on() -> None:
-    def follow(event: outbox.Event) -> None:
-        with transaction.atomic(using=event.database):
-            Order.objects.using(event.database).create(sku=event.event_id)
-            outbox.write("order.paid", using=event.database)
-
-    write("default")
-    write("other")
-    with listening(follow):
-        for alias in ALIASES:
-            assert outbox.drain(using=alias, limit=1) == 1
-    for alias in ALIASES:
-        assert statuses(alias) == {"DONE": 1, "NEW": 1}
-        assert Order.objects.using(alias).count() == 1
-
-
 def adds_effect(event: outbox.Event) -> None:
     Effect.objects.create(event_id=event.event_id, pid=0, phase="end")
 

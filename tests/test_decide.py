@@ -75,60 +75,37 @@ def test_j14_215_216_217_219_every_answer_and_exception(
     assert summary(decision(answer)) == expected
 
 
-@cases(
-    ("attempts", "expected"),
-    [
-        (0, (RETRY, 0.2, 1, "retry")),
-        (1, (RETRY, 0.4, 1, "retry")),
-        (2, (RETRY, 0.8, 1, "retry")),
-        (8, (RETRY, 51.2, 1, "retry")),
-        (9, (DEAD, None, 1, "dead")),  # the tenth execution was the last, and counts
-        (10, (DEAD, None, 1, "dead")),
-        (10**6, (DEAD, None, 1, "dead")),
-    ],
-)
-def test_j4_348_attempts_end_in_dead(attempts: int, expected: tuple[Any, ...]) -> None:
-    """The last execution counts as an attempt, too."""
-    made = decision(ValueError("no"), attempts=attempts)
-    assert summary(made) == (expected[0], pytest.approx(expected[1]), *expected[2:])
-
-
-def test_retry_after_is_dead_once_the_attempts_are_spent() -> None:
-    assert decision(RetryAfter(5), attempts=8).status is RETRY
-    assert summary(decision(RetryAfter(5), attempts=9)) == (DEAD, None, 1, "dead")
+LOOKUPS = Fixed(retry_on=(LookupError,), give_up_on=(KeyError,))
+FAILURE, SPENT = (RETRY, 5.0, 1, "retry"), (DEAD, None, 1, "dead")  # the last one counts, too
 
 
 @cases(
-    ("own", "setting", "attempts", "status"),
+    ("answer", "attempts", "more", "expected"),
     [
-        (2, 10, 0, RETRY),
-        (2, 10, 1, DEAD),
-        (None, 3, 1, RETRY),
-        (None, 3, 2, DEAD),
-        (5, 1, 3, RETRY),
-        (1, 10, 0, DEAD),
+        (ValueError("no"), 1, {}, (RETRY, 0.4, 1, "retry")),
+        (ValueError("no"), 8, {}, (RETRY, 51.2, 1, "retry")),
+        *((ValueError("no"), attempts, {}, SPENT) for attempts in (9, 10, 10**6)),
+        (RetryAfter(5), 8, {}, FAILURE),
+        (RetryAfter(5), 9, {}, SPENT),
+        # MAX_ATTEMPTS applies only to policies that set no limit themselves.
+        (ValueError(), 0, {"policy": Fixed(max_attempts=2)}, FAILURE),
+        (ValueError(), 1, {"policy": Fixed(max_attempts=2)}, SPENT),
+        (ValueError(), 1, {"policy": Fixed(), "max_attempts": 3}, FAILURE),
+        (ValueError(), 2, {"policy": Fixed(), "max_attempts": 3}, SPENT),
+        (ValueError(), 3, {"policy": Fixed(max_attempts=5), "max_attempts": 1}, FAILURE),
+        (ValueError(), 0, {"policy": Fixed(max_attempts=1)}, SPENT),
+        (KeyError(), 0, {"policy": LOOKUPS}, SPENT),
+        (IndexError(), 0, {"policy": LOOKUPS}, FAILURE),
+        (ValueError(), 0, {"policy": LOOKUPS}, SPENT),
+        (RetryAfter(7), 0, {"policy": LOOKUPS}, (RETRY, 7.0, 1, "retry")),  # it asks no policy
     ],
+    ids=repr,
 )
-def test_the_policys_own_limit_decides(
-    own: int | None, setting: int, attempts: int, status: Status
+def test_j4_348_attempts_end_in_dead(
+    answer: Any, attempts: int, more: dict[str, Any], expected: tuple[Any, ...]
 ) -> None:
-    """MAX_ATTEMPTS applies only to policies that set no limit themselves."""
-    made = decision(
-        ValueError(), attempts=attempts, policy=Fixed(max_attempts=own), max_attempts=setting
-    )
-    assert made.status is status
-
-
-def test_an_error_that_the_policy_gives_up_on_is_dead_and_counted() -> None:
-    policy = Fixed(give_up_on=(KeyError,))
-    assert summary(decision(KeyError(), policy=policy)) == (DEAD, None, 1, "dead")
-    assert decision(ValueError(), policy=policy).status is RETRY
-
-
-def test_retry_after_asks_no_policy() -> None:
-    """The listener's own delay overrides the policy."""
-    policy = Fixed(retry_on=(KeyError,))
-    assert summary(decision(RetryAfter(7), policy=policy)) == (RETRY, 7.0, 1, "retry")
+    made = decision(answer, attempts=attempts, **more)
+    assert summary(made) == (expected[0], pytest.approx(expected[1]), *expected[2:])
 
 
 @cases(
@@ -222,6 +199,8 @@ def raised(error: Exception, *, causes: int = 0) -> Exception:
 @cases(
     ("answer", "begins"),
     [
+        *((answer, None) for answer in (None, Done(), Defer(5))),  # the row keeps its error
+        (Dead(), "the listener answered Dead"),
         (Dead("sold out"), "sold out"),
         (Unrecoverable("never"), "django_outbox.exceptions.Unrecoverable: never"),
         (RetryAfter(5), "django_outbox.exceptions.RetryAfter: retry after 5 s"),
@@ -230,17 +209,9 @@ def raised(error: Exception, *, causes: int = 0) -> Exception:
     ],
     ids=repr,
 )
-def test_the_error_names_class_and_message(answer: Any, begins: str) -> None:
-    assert (decision(answer).error or "").startswith(begins)
-
-
-@cases("answer", [None, Done(), Defer(5)], ids=repr)
-def test_what_is_no_failure_keeps_the_error_of_the_row(answer: Any) -> None:
-    assert decision(answer).error is None
-
-
-def test_a_dead_answer_without_reason_says_who_gave_up() -> None:
-    assert decision(Dead()).error == "the listener answered Dead"
+def test_the_error_names_class_and_message(answer: Any, begins: str | None) -> None:
+    error = decision(answer).error
+    assert error is None if begins is None else (error or "").startswith(begins)
 
 
 def test_the_end_of_the_traceback_is_kept() -> None:

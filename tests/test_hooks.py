@@ -683,13 +683,5 @@ def test_the_samples_of_the_how_to(settings: Any, caplog: pytest.LogCaptureFixtu
         "written, not committed yet:",
         "rolled back:",
     ]
-    assert [str(event_id) in each for event_id in (first, second) for each in said] == [
-        True,
-        True,
-        False,
-        False,
-        False,
-        False,
-        True,
-        True,
-    ]
+    ids = [str(first)] * 2 + [str(second)] * 2
+    assert [mine in each for mine, each in zip(ids, said, strict=True)] == [True] * 4

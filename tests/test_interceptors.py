@@ -13,7 +13,6 @@ from django.core.checks import run_checks
 from django.db import transaction
 
 import django_outbox as outbox
-from django_outbox import hooks
 from django_outbox.listeners import registry
 from tests.surroundings import outside_alone
 from tests.table import PLACED, listening, row, statuses, write
@@ -283,15 +282,6 @@ def test_g11_what_one_sets_reaches_the_listener_and_is_gone_afterwards(
 
 
 # -- the setting -----------------------------------------------------------------------------------
-
-
-# Any callable will do, such as a class or a function with @contextmanager.
-@pytest.mark.parametrize("name", ["session", "outer"])
-def test_224_it_may_be_any_callable_by_its_path(settings: Any, name: str) -> None:
-    settings.OUTBOX = intercepted(name)
-    assert hooks.interceptors() == (globals()[name],)
-    settings.OUTBOX = {}
-    assert hooks.interceptors() == ()
 
 
 @pytest.mark.parametrize(

@@ -41,11 +41,6 @@ def receive(sender: Any, **named: Any) -> str:
     return "received"
 
 
-async def areceive(sender: Any, **named: Any) -> str:
-    heard.append("async")
-    return "received"
-
-
 def fail(**named: Any) -> None:
     raise Undone
 
@@ -185,12 +180,6 @@ def test_a_robust_send_returns_a_receivers_error_and_keeps_the_event() -> None:
         [(_, answer)] = signal(receiver=fail).send_robust(sender=None)
     assert isinstance(answer, Undone)
     assert stored().event_type == "order.placed"
-
-
-def test_receivers_may_be_async() -> None:
-    with transaction.atomic():
-        assert signal(receiver=areceive).send(sender=None) == [(areceive, "received")]
-    assert heard == ["async"]
 
 
 @every_way

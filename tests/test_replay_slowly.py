@@ -56,12 +56,8 @@ def test_the_command_replays_slowly() -> None:
     assert out == f"replayed 4; the last is due at {found[-1].isoformat(' ', 'seconds')}"
     assert row(ids[4]).status == Status.DEAD
     assert {each.by for each in histories() if each.kind == "replayed"} == {"ada"}
-
-
-def test_the_command_names_the_system_user() -> None:
-    (event_id,) = dead()
-    run(event_id)
-    assert history(event_id)[-1].by != ""
+    run(ids[4])
+    assert history(ids[4])[-1].by not in ("", "ada")  # the system's user
 
 
 def test_the_command_refuses_another_rate() -> None:
@@ -206,14 +202,6 @@ def test_events_with_progress_keep_their_places() -> None:
     OutboxEvent.objects.all().replay(rate="1/s")
     assert steps(times([first, second, third])) == {SECOND}
     assert '"dead"' not in str(row(second).progress)
-
-
-def test_the_ten_first_are_a_slice() -> None:
-    ids = sorted(dead(12))
-    rows = OutboxEvent.objects.dead().order_by("pk")[:10]
-    assert rows.replay(rate="1/m") == 10
-    assert steps(times(ids[:10])) == {MINUTE}
-    assert {*OutboxEvent.objects.dead().values_list("pk", flat=True)} == {*ids[10:]}
 
 
 def test_events_of_a_stream_wait_for_their_time_and_keep_their_order() -> None:

@@ -28,12 +28,6 @@ SQLITE = connection.vendor == "sqlite"
 # -- the first time and every other ----------------------------------------------------------------
 
 
-@outside
-def test_true_once_and_false_ever_after() -> None:
-    assert [receive() for _ in range(3)] == [True, False, False]
-    assert effects() == {"m1": 1}
-
-
 @inside
 def test_source_and_message_together_are_the_identity() -> None:
     assert receive("m1", "bank")

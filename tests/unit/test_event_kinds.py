@@ -31,7 +31,6 @@ from django_outbox import InvalidEvent, PayloadError, event
 from django_outbox.events import decode, encode, fit
 from django_outbox.events.kinds import KINDS
 from django_outbox.events.typed import difference
-from django_outbox.listeners import registry
 
 LIBRARIES = ("dataclass", "attrs", "msgspec", "pydantic")
 T = TypeVar("T")
@@ -484,21 +483,6 @@ def test_a_class_that_is_defined_later_is_looked_for_later() -> None:
         assert event("made")(cls) is cls
         with pytest.raises(PayloadError, match=r"Made(\.of)?: .*NotYet|NotYet|not defined"):
             fit({"of": 1}, cls)
-
-
-def test_a_listeners_class_that_cannot_be_resolved_is_a_fault() -> None:
-    cls = event("made")(dataclasses.make_dataclass("Made", [("of", "NotYet")]))
-    listener = registry.Listener(
-        call=print,
-        event_type="made",
-        aggregate_type=registry.ANY,
-        name="",
-        retry=None,
-        timeout=None,
-        atomic=False,
-        payload_type=cls,
-    )
-    assert "Made.of" in (listener.payload_fault or "")
 
 
 # A serializer of the project's own may read what the default one cannot.
