@@ -232,13 +232,12 @@ class ActionLog:
         if self.entry is not None:
             LogEntry.objects.filter(pk=self.entry).update(**values)
             return
-        entry = LogEntry.objects.create(
+        self.entry = LogEntry.objects.create(
             user_id=self._user.pk,
             content_type=ContentType.objects.get_for_model(OutboxEvent),
             action_flag=self._flag,
             **values,
-        )
-        self.entry = entry.pk
+        ).pk
 
     def _for_one(self, event: OutboxEvent) -> dict[str, Any]:
         text = " ".join(filter(None, [str(self._message), self._about]))

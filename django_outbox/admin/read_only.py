@@ -45,9 +45,7 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         return super().get_queryset(request).using(router.db_for_write(self.model))
 
-    def get_object(
-        self, request: HttpRequest, object_id: str, from_field: str | None = None
-    ) -> Any:
+    def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
         if "\0" in object_id:  # PostgreSQL would raise; other databases find nothing
             return None
         return super().get_object(request, object_id, from_field)

@@ -115,9 +115,7 @@ class OutboxStreamAdmin(ReadOnlyAdmin):
         streams = cast("StreamQuerySet", super().get_queryset(request))
         return streams.annotate(seen_at=DatabaseNow())
 
-    def get_object(
-        self, request: HttpRequest, object_id: str, from_field: str | None = None
-    ) -> Any:
+    def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
         stream = super().get_object(request, object_id, from_field)
         return stream and _with_summaries([stream])[0]
 

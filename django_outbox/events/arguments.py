@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from .event import Event
 
 
+Put = Callable[[str, Any], None]  # sets a field of the event, which is frozen
+
 ABSENT: Final = msgspec.UNSET  # an argument that was not given, as opposed to ``None``
 
 
-def fill_declared(
-    put: Callable[[str, Any], None], event: Event, declaration: Declaration, aggregate: Any
-) -> None:
+def fill_declared(put: Put, event: Event, declaration: Declaration, aggregate: Any) -> None:
     """Fill the fields that the payload's class declares and the caller did not give."""
     if event.payload is not None:
         raise InvalidEvent(
@@ -43,7 +43,7 @@ def fill_declared(
         put(name, value)
 
 
-def fill_aggregate(put: Callable[[str, Any], None], event: Event, instance: Any) -> None:
+def fill_aggregate(put: Put, event: Event, instance: Any) -> None:
     if event.aggregate_type != GLOBAL or event.aggregate_id is not None:
         raise InvalidEvent(
             "aggregate= was given together with aggregate_type or aggregate_id; expected one form."
@@ -53,7 +53,7 @@ def fill_aggregate(put: Callable[[str, Any], None], event: Event, instance: Any)
     put("aggregate_id", pk)
 
 
-def fill_identity(put: Callable[[str, Any], None], event: Event) -> str:
+def fill_identity(put: Put, event: Event) -> str:
     """Fill the id, and take id and key as text; return the id that was generated, or ""."""
     generated = (event._generated or ("",))[0]
     if event.event_id in ("", None):
@@ -65,9 +65,7 @@ def fill_identity(put: Callable[[str, Any], None], event: Event) -> str:
     return generated
 
 
-def fill_times(
-    put: Callable[[str, Any], None], event: Event, deliver_after: Any
-) -> datetime | None:
+def fill_times(put: Put, event: Event, deliver_after: Any) -> datetime | None:
     """Check and fill the times; return ``occurred_at`` if it was not given."""
     occurred: Any = event.occurred_at
     due: Any = event.available_at

@@ -20,18 +20,7 @@ from typing import Any, ClassVar, Final
 from uuid import uuid4
 
 import aio_pika
-from aiormq import spec
-from aiormq.exceptions import (
-    AMQPChannelError,
-    AMQPError,
-    AuthenticationError,
-    ChannelAccessRefused,
-    ChannelNotFoundEntity,
-    ChannelPreconditionFailed,
-    DeliveryError,
-    ProbableAuthenticationError,
-    PublishError,
-)
+from aiormq import exceptions, spec
 from pamqp.exceptions import PAMQPException
 
 from ..exceptions import BrokerUnavailable, Unrecoverable
@@ -47,7 +36,7 @@ HEADER_ROOM: Final = 4096  # bytes of a header frame for all that is not the eve
 OPEN_TIMEOUT: Final = 5.0  # seconds
 PROBE_TIMEOUT: Final = 5.0  # seconds that the broker may take to answer a check
 # What a connection that breaks, or is refused, raises.
-BROKEN: Final = (AMQPError, PAMQPException, OSError, RuntimeError)
+BROKEN: Final = (exceptions.AMQPError, PAMQPException, OSError, RuntimeError)
 
 
 class UnroutableMessage(Exception):
@@ -146,7 +135,9 @@ class RabbitMQ(Backend):
         It does not say for which, and does not confirm those that it took before.
         """
         outcomes = await self._send(messages, deadline) if messages else []
-        lost = [i for i, each in enumerate(outcomes) if isinstance(each, AMQPChannelError)]
+        lost = [
+            i for i, each in enumerate(outcomes) if isinstance(each, exceptions.AMQPChannelError)
+        ]
         if len(lost) < 2:
             for index in lost:
                 outcomes[index] = self._refusal(outcomes[index])
@@ -224,7 +215,7 @@ class RabbitMQ(Backend):
         await self._open(connection)
         name = f"outbox-check-{uuid4()}"
         underlay = await (await connection.new_channel()).get_underlay_channel()
-        with suppress(PublishError, ChannelAccessRefused):  # both are answers
+        with suppress(exceptions.PublishError, exceptions.ChannelAccessRefused):  # both are answers
             await underlay.basic_publish(b"", exchange="", routing_key=name, mandatory=True)
         if not self._exchange:
             return
@@ -233,7 +224,7 @@ class RabbitMQ(Backend):
         underlay = await connection.channel.get_underlay_channel()
         try:
             await underlay.exchange_unbind(destination=self._exchange, source=name)
-        except AMQPChannelError as error:
+        except exceptions.AMQPChannelError as error:
             if name not in str(error):
                 raise
 
@@ -263,18 +254,22 @@ class RabbitMQ(Backend):
         self, tasks: Sequence[asyncio.Future[Any]], cancelled: Exception
     ) -> list[Outcome]:
         errors = [cancelled if each.cancelled() else each.exception() for each in tasks]
-        closing = next((each for each in errors if isinstance(each, AMQPChannelError)), None)
+        closing = next(
+            (each for each in errors if isinstance(each, exceptions.AMQPChannelError)), None
+        )
         return [each if each is None else self._outcome(each, closing) for each in errors]
 
-    def _outcome(self, error: BaseException, closing: AMQPChannelError | None) -> Outcome:
+    def _outcome(
+        self, error: BaseException, closing: exceptions.AMQPChannelError | None
+    ) -> Outcome:
         """Return the outcome of a message; ``closing`` is why its channel was closed."""
-        if isinstance(error, PublishError):
+        if isinstance(error, exceptions.PublishError):
             frame = error.frame
             return UnroutableMessage(
                 f"unroutable: no queue is bound to the exchange {frame.exchange!r} of "
                 f"{self._address} for the key {frame.routing_key!r} ({frame.reply_text}); bind one."
             )
-        if isinstance(error, DeliveryError):
+        if isinstance(error, exceptions.DeliveryError):
             return RefusedMessage(
                 f"{self._address} rejected the message: a queue that takes it is full, or could "
                 "not store it."
@@ -288,7 +283,9 @@ class RabbitMQ(Backend):
 
     def _refusal(self, error: Any) -> Outcome:
         text = f"{self._address} refused the message: {error}"
-        is_large = isinstance(error, ChannelPreconditionFailed) and "message size" in str(error)
+        is_large = isinstance(
+            error, exceptions.ChannelPreconditionFailed
+        ) and "message size" in str(error)
         return Unrecoverable(text) if is_large else RefusedMessage(text)
 
     def _silence(self, connection: Connection, is_lost: bool) -> Exception:
@@ -312,13 +309,15 @@ class RabbitMQ(Backend):
         if isinstance(error, asyncio.TimeoutError):
             is_blocked = connection is not None and connection.was_blocked
             return self._blocked() if is_blocked else f"{broker} did not answer in time"
-        if isinstance(error, (AuthenticationError, ProbableAuthenticationError)):
+        if isinstance(
+            error, (exceptions.AuthenticationError, exceptions.ProbableAuthenticationError)
+        ):
             return f"{broker} refused the login of {user!r}: {text}"
-        if isinstance(error, ChannelNotFoundEntity):
+        if isinstance(error, exceptions.ChannelNotFoundEntity):
             return f"{broker} has no exchange {self._exchange!r}; declare it there: {text}"
-        if isinstance(error, ChannelAccessRefused):
+        if isinstance(error, exceptions.ChannelAccessRefused):
             return f"{broker} refused {user!r} a permission: {text}"
-        if isinstance(error, ChannelPreconditionFailed):
+        if isinstance(error, exceptions.ChannelPreconditionFailed):
             return (
                 f"The exchange {self._exchange!r} of {broker} is not a durable topic exchange; set "
                 f"declare=False to use it as it is: {text}"
@@ -326,8 +325,8 @@ class RabbitMQ(Backend):
         return f"{broker} cannot be reached: {text}"
 
 
-def _is_of_all(error: AMQPChannelError) -> bool:
+def _is_of_all(error: exceptions.AMQPChannelError) -> bool:
     """Return whether the broker would close the channel for any message to this exchange."""
-    if isinstance(error, ChannelAccessRefused):
+    if isinstance(error, exceptions.ChannelAccessRefused):
         return "access to topic '" not in str(error)  # that is about one routing key
-    return isinstance(error, ChannelNotFoundEntity)
+    return isinstance(error, exceptions.ChannelNotFoundEntity)

@@ -72,10 +72,8 @@ class Connection:
             logging.getLogger(name).addFilter(_OF_OTHERS)  # once: a filter is not added twice
         address = self._address
         self._client = aio_pika.Connection(address.url, ssl_context=address.ssl_context)
-        self._client.kwargs |= {
-            "transport_factory": self._transports,
-            "client_properties": address.client_properties,
-        }
+        self._client.kwargs["transport_factory"] = self._transports
+        self._client.kwargs["client_properties"] = address.client_properties
         await self._client.connect()
         self.channel = await self.new_channel()
 

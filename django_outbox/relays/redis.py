@@ -17,20 +17,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 from uuid import uuid4
 
-from redis import Redis
+from redis import Redis, exceptions
 from redis.backoff import NoBackoff
-from redis.exceptions import (
-    BusyLoadingError,
-    ClusterDownError,
-    MasterDownError,
-    MovedError,
-    NoPermissionError,
-    OutOfMemoryError,
-    ReadOnlyError,
-    RedisError,
-    ResponseError,
-)
-from redis.exceptions import TimeoutError as RedisTimeout
 from redis.retry import Retry
 
 from ..exceptions import BrokerUnavailable, Unrecoverable
@@ -40,11 +28,11 @@ CONNECT: Final = 5.0  # seconds for a connection's handshake
 STRUCTURED: Final = "application/cloudevents+"
 OURS: Final = ("retry", "retry_on_error", "retry_on_timeout")
 OF_SERVER: Final = (
-    BusyLoadingError,
-    ClusterDownError,
-    MasterDownError,
-    OutOfMemoryError,
-    ReadOnlyError,
+    exceptions.BusyLoadingError,
+    exceptions.ClusterDownError,
+    exceptions.MasterDownError,
+    exceptions.OutOfMemoryError,
+    exceptions.ReadOnlyError,
 )
 # Codes for which redis-py has no class.
 CODES_OF_SERVER: Final = ("NOREPLICAS", "MISCONF", "BUSY")
@@ -83,7 +71,7 @@ class Stream(Backend):
             client = Redis.from_url(self._url, **{**limits, **self._options})
             pool = client.connection_pool
             pool.connection_class(**pool.connection_kwargs)  # TypeError for unknown options
-        except RedisError as error:
+        except exceptions.RedisError as error:
             raise ValueError(str(error)) from None
         except (ValueError, AttributeError) as error:
             raise ValueError(
@@ -97,9 +85,9 @@ class Stream(Backend):
         self._client = self._made()  # with the timeout that the relay has set
         try:
             self._client.ping()
-        except ResponseError:  # this user may not use PING, say
+        except exceptions.ResponseError:  # this user may not use PING, say
             pass
-        except (RedisError, OSError) as error:
+        except (exceptions.RedisError, OSError) as error:
             raise BrokerUnavailable(f"{self._name} is not available: {error}") from None
 
     def publish(self, messages: Sequence[Message], deadline: float) -> list[Outcome]:
@@ -130,7 +118,7 @@ class Stream(Backend):
         if isinstance(node, (bytes, str)):
             raise Refused(f"{self._name} is a Redis Cluster, which is not supported.")
         # Permissions for single keys are not known here.
-        if isinstance(added, NoPermissionError) and "command" in str(added):
+        if isinstance(added, exceptions.NoPermissionError) and "command" in str(added):
             raise Refused(f"{self._name}: {added}; grant the permission +xadd.")
 
     def close(self) -> None:
@@ -148,9 +136,9 @@ class Stream(Backend):
         """Return the reply to each command, or the error that stands for it."""
         try:
             return [*commands.execute(raise_on_error=False)] if count else []
-        except RedisTimeout:
+        except exceptions.TimeoutError:
             lost: Exception = Unconfirmed(f"{self._name} did not answer before the deadline.")
-        except (RedisError, OSError) as error:
+        except (exceptions.RedisError, OSError) as error:
             lost = BrokerUnavailable(f"{self._name} is not available: {error}")
         return [lost] * count
 
@@ -161,7 +149,7 @@ class Stream(Backend):
             return reply
         if _is_of_server(reply):
             return BrokerUnavailable(f"{self._name} takes no writes: {reply}")
-        if isinstance(reply, MovedError):
+        if isinstance(reply, exceptions.MovedError):
             return Refused(f"{self._name} is a Redis Cluster, which is not supported.")
         return Refused(f"{self._name} refused the message for the stream {message.to!r}: {reply}")
 
@@ -188,4 +176,4 @@ def _fault(message: Message) -> Outcome:
 def _is_of_server(reply: Any) -> bool:
     if isinstance(reply, OF_SERVER):
         return True
-    return isinstance(reply, ResponseError) and str(reply).startswith(CODES_OF_SERVER)
+    return isinstance(reply, exceptions.ResponseError) and str(reply).startswith(CODES_OF_SERVER)

@@ -228,10 +228,8 @@ class Session:
         self.backend, self._pid, self.failed = backend, os.getpid(), False
         self._lock = threading.Lock()
         self._calls, self._is_retired, self._is_closed = 0, False, False
-        is_async = any(
-            inspect.iscoroutinefunction(each)
-            for each in (backend.open, backend.publish, backend.check, backend.close)
-        )
+        methods = backend.open, backend.publish, backend.check, backend.close
+        is_async = any(map(inspect.iscoroutinefunction, methods))
         self._loop = EventLoopThread() if is_async else None
 
     def open(self) -> None:
