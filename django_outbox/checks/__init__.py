@@ -59,12 +59,8 @@ def _unresolved() -> Iterator[CheckMessage]:
 
 
 def _conflicts(settings: Settings) -> Iterator[CheckMessage]:
-    if (
-        settings.MODE == "ordered"
-        and settings.ORDERING == "global"
-        and settings.UNROUTABLE == "dead"
-        and settings.UNROUTABLE_GRACE > 0
-    ):
+    is_one_stream = settings.MODE == "ordered" and settings.ORDERING == "global"
+    if is_one_stream and settings.UNROUTABLE == "dead" and settings.UNROUTABLE_GRACE > 0:
         yield Error(
             'OUTBOX["ORDERING"] is "global", where one event without a listener would block all '
             f'others for OUTBOX["UNROUTABLE_GRACE"] ({settings.UNROUTABLE_GRACE:g} s).',

@@ -107,17 +107,11 @@ class LocalEar:
             if not self._path.exists():
                 raise ConnectionError(f"{self._path} was removed") from None
             return False
-        self._drain_socket()
-        return True
-
-    def _drain_socket(self) -> None:
-        assert self._socket is not None
         self._socket.setblocking(False)
-        try:
+        with suppress(BlockingIOError):
             while True:
                 self._socket.recv(16)
-        except BlockingIOError:
-            return
+        return True
 
     def close(self) -> None:
         if self._socket is not None:
@@ -151,10 +145,8 @@ def _send(sender: socket.socket, path: Path) -> None:
     """Notify one worker; ``OSError`` if the file is not a socket or we may not write to it."""
     try:
         sender.sendto(b"!", str(path))
-    except BlockingIOError:
-        pass  # enough notifications wait there already
-    except FileNotFoundError:
-        pass  # removed since we listed the directory
+    except (BlockingIOError, FileNotFoundError):
+        pass  # enough notifications wait there already, or it was removed since we listed it
     except ConnectionRefusedError:
         with suppress(FileNotFoundError):
             if not stat.S_ISSOCK(path.lstat().st_mode):

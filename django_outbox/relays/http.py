@@ -19,6 +19,7 @@ import asyncio
 import re
 import ssl
 from collections.abc import Sequence
+from contextlib import suppress
 from time import monotonic
 from typing import Any, ClassVar, Final
 from urllib.parse import quote
@@ -335,8 +336,6 @@ async def _beginning(response: Any, timeout: float) -> str:
             if len(body) > MAX_ANSWER:
                 return
 
-    try:
+    with suppress(asyncio.TimeoutError, *CUT):  # the status has arrived, and that is the answer
         await asyncio.wait_for(read(), max(timeout, 0.01))
-    except (asyncio.TimeoutError, *CUT):
-        pass  # the status has arrived, and that is the answer
     return shown(bytes(body))

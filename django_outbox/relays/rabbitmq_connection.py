@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 import aio_pika
@@ -90,10 +91,9 @@ class Connection:
     async def close(self) -> None:
         """Close the connection; abort it if the broker does not answer."""
         try:
-            if self._client is not None and not self._transports.is_aborted:
-                await asyncio.wait_for(self._client.close(), CLOSE_TIMEOUT)
-        except (AMQPError, PAMQPException, OSError, RuntimeError, asyncio.TimeoutError):
-            pass
+            with suppress(AMQPError, PAMQPException, OSError, RuntimeError, asyncio.TimeoutError):
+                if self._client is not None and not self._transports.is_aborted:
+                    await asyncio.wait_for(self._client.close(), CLOSE_TIMEOUT)
         finally:
             self._transports.abort()
 

@@ -14,6 +14,7 @@ Which errors mean the server, and which a message:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Final
 from uuid import uuid4
 
@@ -84,9 +85,8 @@ class Stream(Backend):
         """Connect and log in."""
         self._client = self._made()  # with the timeout that the relay has set
         try:
-            self._client.ping()
-        except exceptions.ResponseError:  # this user may not use PING, say
-            pass
+            with suppress(exceptions.ResponseError):  # this user may not use PING, say
+                self._client.ping()
         except (exceptions.RedisError, OSError) as error:
             raise BrokerUnavailable(f"{self._name} is not available: {error}") from None
 
