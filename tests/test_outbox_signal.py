@@ -169,13 +169,10 @@ def test_what_json_cannot_hold_is_invalid_and_nobody_is_called() -> None:
     assert heard == []
 
 
-def test_a_failing_receiver_undoes_the_event_with_the_transaction() -> None:
+def test_a_failing_receiver_undoes_the_event_with_the_transaction_unless_sent_robustly() -> None:
     with pytest.raises(Undone), transaction.atomic():
         signal(receiver=fail).send(sender=None)
     assert not OutboxEvent.objects.exists()
-
-
-def test_a_robust_send_returns_a_receivers_error_and_keeps_the_event() -> None:
     with transaction.atomic():
         [(_, answer)] = signal(receiver=fail).send_robust(sender=None)
     assert isinstance(answer, Undone)

@@ -308,23 +308,6 @@ def test_checks(backend: Any, sqs: Any, sns: Any, moto: str) -> None:
         backend(SNS, moto, topic + "x").check()
 
 
-@cases(
-    ("options", "said"),
-    [
-        ({"color": "red"}, "unexpected keyword argument 'color'"),
-        ({"timeout": 0}, "timeout is 0; expected seconds above zero"),
-        ({"region_name": ""}, "region_name is of type str; expected a str that is not empty"),
-        ({"aws_secret_access_key": "open-sesame"}, "go together; give both"),
-    ],
-    ids=["unknown", "timeout", "empty", "half"],
-)
-@cases("kind", [SQS, SNS], ids=["sqs", "sns"])
-def test_options_that_do_not_fit(kind: Any, options: dict[str, Any], said: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=said) as caught:
-        kind(**options)
-    assert "sesame" not in str(caught.value)
-
-
 def test_without_a_region_or_credentials_it_is_away(moto: str, backend: Any) -> None:
     with pytest.raises(BrokerUnavailable, match="specify a region"):
         Client(SQS())

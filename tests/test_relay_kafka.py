@@ -245,30 +245,6 @@ def test_an_idempotent_write_that_the_mock_forbids(mock: Any, opened: Any) -> No
 # -- options ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({}, "bootstrap.servers is missing; expected host:port"),
-        ({"bootstrap.server": "a:1"}, "bootstrap.servers is missing"),
-        ({"acks_": "all"}, 'No such configuration property: "acks_"'),
-        ({"acks": "1"}, "`acks` must be set to `all` when `enable.idempotence` is true"),
-        ({"linger.ms": "soon"}, "Invalid value for configuration property"),
-        ({"message.timeout.ms": 60000}, "expected at most timeout, 10000 ms"),
-        ({"delivery.timeout.ms": 60000}, "expected at most timeout, 10000 ms"),
-        ({"transactional.id": "t"}, "transactional.id cannot be set"),
-        ({"error_cb": print}, "error_cb cannot be set"),
-        ({"timeout": 0}, "timeout is 0; expected seconds above zero"),
-    ],
-    ids="none typo unknown acks linger timeout-ms delivery transactions error_cb timeout".split(),
-)
-def test_options_that_are_wrong(options: dict[str, Any], expected: str, capfd: Any) -> None:
-    servers = {"bootstrap.servers": "127.0.0.1:1"} if "missing" not in expected else {}
-    with pytest.raises((TypeError, ValueError)) as caught:
-        Kafka(**servers, **options)
-    assert expected in str(caught.value)
-    assert capfd.readouterr() == ("", "")
-
-
 def test_options_of_librdkafka_are_passed_on(mock: Any, opened: Any, capfd: Any) -> None:
     Kafka(**{"bootstrap.servers": "127.0.0.1:1"})  # connects to nothing
     Kafka(**{"bootstrap.servers": "127.0.0.1:1", "timeout": 0.05})

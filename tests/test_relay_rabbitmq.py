@@ -19,7 +19,6 @@ from tests.waiting import wait_until
 aio_pika = pytest.importorskip("aio_pika")
 
 from django_outbox.relays.rabbitmq import RabbitMQ, RefusedMessage  # noqa: E402
-from tests.cases import cases  # noqa: E402
 
 stored = pytest.mark.django_db(transaction=True)  # by way of the table
 
@@ -263,25 +262,6 @@ def test_a_check_leaves_nothing_behind(consumer: Consumer) -> None:
 
 
 # --- options --------------------------------------------------------------------------------------
-
-
-@cases(
-    ("options", "error"),
-    [
-        ({"urls": "x"}, r"unknown option 'urls'; the client's are \('host', "),
-        ({"url": "amqp://a/", "host": "b"}, "both say where to connect to"),
-        ({"url": "http://guest:secret@a/"}, "not an AMQP URL; expected"),
-        ({"exchange": "a b"}, "exchange is 'a b'; expected up to 127 letters"),
-        ({"exchange": None}, "exchange is None"),
-        ({"declare": "no"}, "declare is 'no'; expected True or False"),
-        ({"timeout": 0}, "timeout is 0; expected seconds above zero"),
-    ],
-    ids=["unknown", "twice", "scheme", "name", "none", "declare", "timeout"],
-)
-def test_wrong_options(options: dict[str, Any], error: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=error) as raised:
-        RabbitMQ(**options)
-    assert "secret" not in str(raised.value)
 
 
 def test_arguments_of_the_client_replace_the_url(broker: brokers.RabbitMQ) -> None:

@@ -12,7 +12,6 @@ import django_outbox as outbox
 from django_outbox.models import OutboxEvent
 from django_outbox.relays import BrokerUnavailable, Message
 from tests import brokers, samples
-from tests.cases import cases
 from tests.relay_messages import Client, write
 from tests.relay_messages import numbered as message
 from tests.waiting import wait_until
@@ -252,26 +251,6 @@ def _made(directory: Path) -> list[str]:
 
 
 # -- options ---------------------------------------------------------------------------------------
-
-
-@cases(
-    ("options", "expected"),
-    [
-        ({}, "url"),
-        ({"url": "redis://localhost", "max_len": 5}, "max_len"),
-        ({"url": "redis://localhost", "maxlen": 0}, "maxlen is 0; expected a number of entries"),
-        ({"url": "redis://localhost", "timeout": -1}, "timeout is -1; expected seconds"),
-        ({"url": "redis://localhost", "retry": None}, "retry cannot be set"),
-        ({"url": "localhost:6379"}, "expected redis://user:password@host:port/database"),
-        ({"url": "redis://:se/same@localhost"}, "url cannot be read"),
-    ],
-    ids=["no url", "unknown", "maxlen", "timeout", "retry", "no scheme", "password"],
-)
-def test_options_that_are_wrong(options: dict[str, Any], expected: str) -> None:
-    with pytest.raises((TypeError, ValueError)) as caught:
-        Stream(**options)
-    assert expected in str(caught.value)
-    assert "same" not in str(caught.value)
 
 
 def test_options_of_redis_are_passed_on(server: Any, client: Any, opened: Any) -> None:

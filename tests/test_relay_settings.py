@@ -222,3 +222,87 @@ def test_no_queue_of_a_relay_is_unknown_or_unused() -> None:
     assert checked_relay({"QUEUES": queues}) == []
     [warning] = checked_relay({"QUEUES": {"relay.nobody": {}}})
     assert warning.id == "django_outbox.W016"
+
+
+# -- options of the package's backends -------------------------------------------------------------
+
+KAFKA, REDIS = {"bootstrap.servers": "127.0.0.1:1"}, {"url": "redis://localhost"}
+AWS: list[tuple[dict[str, Any], str]] = [
+    ({"color": "red"}, "unexpected keyword argument 'color'"),
+    ({"timeout": 0}, "timeout is 0; expected seconds above zero"),
+    ({"region_name": ""}, "region_name is of type str; expected a str that is not empty"),
+    ({"aws_secret_access_key": "open-sesame"}, "go together; give both"),
+]
+REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
+    "aws.SQS": AWS,
+    "aws.SNS": AWS,
+    "http.Webhook": [
+        ({"color": 1}, "unexpected keyword argument 'color'"),
+        ({"timeout": -1}, "timeout is -1; expected seconds above zero"),
+        ({"allow_http": 1}, "allow_http is 1; expected True or False"),
+        ({"allow_private": "no"}, "allow_private is 'no'; expected True or False"),
+        ({"concurrency": 0}, "concurrency is 0; expected a whole number"),
+        ({"concurrency_per_host": True}, "concurrency_per_host is True; expected"),
+        ({"verify": False}, "verify is False; expected True or the path"),
+        ({"secret": "hunter2!"}, "24 to 64 bytes in base64"),
+        ({"secret": "whsec_aHVudGVyMg=="}, "24 to 64 bytes in base64"),
+        ({"secret": {"a.example": "hunter2!"}}, "24 to 64 bytes in base64"),
+        ({"secret": []}, "secret is of type list"),
+        ({"secret": 5}, "secret is of type int"),
+    ],
+    "kafka.Kafka": [
+        ({}, "bootstrap.servers is missing; expected host:port"),
+        ({"bootstrap.server": "a:1"}, "bootstrap.servers is missing"),
+        ({**KAFKA, "acks_": "all"}, 'No such configuration property: "acks_"'),
+        ({**KAFKA, "acks": "1"}, "`acks` must be set to `all` when `enable.idempotence` is true"),
+        ({**KAFKA, "linger.ms": "soon"}, "Invalid value for configuration property"),
+        ({**KAFKA, "message.timeout.ms": 60000}, "expected at most timeout, 10000 ms"),
+        ({**KAFKA, "delivery.timeout.ms": 60000}, "expected at most timeout, 10000 ms"),
+        ({**KAFKA, "transactional.id": "t"}, "transactional.id cannot be set"),
+        ({**KAFKA, "error_cb": print}, "error_cb cannot be set"),
+        ({**KAFKA, "timeout": 0}, "timeout is 0; expected seconds above zero"),
+    ],
+    "nats.JetStream": [
+        ({"server": "x"}, "unknown option 'server'; the client's are ['connect_timeout'"),
+        ({"allow_reconnect": True}, "unknown option 'allow_reconnect'"),
+        ({"servers": 4222}, "servers is not a URL such as"),
+        ({"servers": ["http://shop:hunter2@a"]}, "servers has an invalid URL; expected"),
+        ({"servers": "nats://a:port"}, "servers has an invalid URL"),
+        ({"stream": "a b"}, "stream is 'a b'; expected the name of a stream"),
+        ({"domain": "a.b"}, "domain is 'a.b'; expected the name of a JetStream domain"),
+        ({"timeout": "soon"}, "timeout is 'soon'"),
+    ],
+    "rabbitmq.RabbitMQ": [
+        ({"urls": "x"}, "unknown option 'urls'; the client's are ('host', "),
+        ({"url": "amqp://a/", "host": "b"}, "both say where to connect to"),
+        ({"url": "http://guest:hunter2@a/"}, "not an AMQP URL; expected"),
+        ({"exchange": "a b"}, "exchange is 'a b'; expected up to 127 letters"),
+        ({"exchange": None}, "exchange is None"),
+        ({"declare": "no"}, "declare is 'no'; expected True or False"),
+        ({"timeout": 0}, "timeout is 0; expected seconds above zero"),
+    ],
+    "redis.Stream": [
+        ({}, "url"),
+        ({**REDIS, "max_len": 5}, "max_len"),
+        ({**REDIS, "maxlen": 0}, "maxlen is 0; expected a number of entries"),
+        ({**REDIS, "timeout": -1}, "timeout is -1; expected seconds"),
+        ({**REDIS, "retry": None}, "retry cannot be set"),
+        ({"url": "localhost:6379"}, "expected redis://user:password@host:port/database"),
+        ({"url": "redis://:se/same@localhost"}, "url cannot be read"),
+    ],
+}
+
+
+@pytest.mark.parametrize("path", REFUSED)
+def test_options_that_no_backend_takes_are_named_without_their_secrets(
+    path: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    module, _, name = path.partition(".")
+    backend = getattr(pytest.importorskip(f"django_outbox.relays.{module}"), name)
+    for options, said in REFUSED[path]:
+        with pytest.raises((TypeError, ValueError)) as raised:
+            backend(**options)
+        assert said in str(raised.value)
+        for secret in ("hunter2", "aHVudGVyMg", "same"):
+            assert secret not in str(raised.value)
+    assert capfd.readouterr() == ("", "")
