@@ -30,20 +30,10 @@ import httpx
 
 from ..exceptions import BrokerUnavailable, Unrecoverable
 from ..listeners.outcomes import Defer
+from . import http_messages
 from .backend import Backend, Message, Outcome
 from .http_hosts import MAX_HOSTS, MIN_PAUSE, Absence, hosts
-from .http_messages import (
-    Keys,
-    Target,
-    WebhookError,
-    headers_of,
-    outcome_of,
-    seconds_of,
-    secrets_of,
-    shown,
-    signature_of,
-    target_of,
-)
+from .http_messages import Keys, Target, WebhookError
 from .http_network import AddressRefused, CheckedNetwork, UnknownHost
 
 KEEP_ALIVE: Final = 4.0  # seconds; many servers close an idle connection after 5
@@ -98,7 +88,7 @@ class Webhook(Backend):
             raise ValueError(
                 f"verify is {verify!r}; expected True or the path of a file with CA certificates."
             )
-        self._secrets = secrets_of(secret)
+        self._secrets = http_messages.secrets_of(secret)
         self._allow_http, self._allow_private, self._verify = allow_http, allow_private, verify
         self._concurrency, self._concurrency_per_host = concurrency, concurrency_per_host
 
@@ -179,7 +169,7 @@ class Webhook(Backend):
         if begin is None or "{" in begin[0]:
             return None
         try:
-            return target_of(begin[0], allow_http=self._allow_http)
+            return http_messages.target_of(begin[0], allow_http=self._allow_http)
         except Unrecoverable as error:  # a mistake in the settings must not end events
             raise BrokerUnavailable(str(error)) from None
 
@@ -187,8 +177,8 @@ class Webhook(Backend):
 
     async def _send(self, message: Message, last_start: float, deadline: float) -> Outcome:
         try:
-            target = target_of(message.to, allow_http=self._allow_http)
-            headers = headers_of(message)
+            target = http_messages.target_of(message.to, allow_http=self._allow_http)
+            headers = http_messages.headers_of(message)
             keys = self._keys(target)
         except (Unrecoverable, WebhookError) as error:
             return error
@@ -202,7 +192,7 @@ class Webhook(Backend):
             if monotonic() > last_start:
                 return NOT_SENT
             hosts.begin_probe(target.origin, until=deadline)
-            headers |= signature_of(headers["webhook-id"], message.body, keys)
+            headers |= http_messages.signature_of(headers["webhook-id"], message.body, keys)
             return await self._exchange(message.body, headers, target, deadline)
 
     def _keys(self, target: Target) -> Keys | None:
@@ -280,7 +270,7 @@ class Webhook(Backend):
 
     def _judged(self, response: Any, text: str, target: Target) -> Outcome:
         found = [value for name, value in response.headers if name.lower() == b"retry-after"]
-        retry_after = seconds_of(found[0]) if found else 0.0
+        retry_after = http_messages.seconds_of(found[0]) if found else 0.0
         if response.status == 503:
             reason = f"{target.origin} answered 503{f': {text}' if text else '.'}"
             absence = hosts.set_away(
@@ -291,7 +281,7 @@ class Webhook(Backend):
             self._answered.clear()
         self._answered[target.origin] = monotonic()
         hosts.set_back(target.origin)
-        return outcome_of(response.status, retry_after, text, target.origin)
+        return http_messages.outcome_of(response.status, retry_after, text, target.origin)
 
     def _away(self, absence: Absence) -> Outcome:
         """Return the outcome of a message whose host is away; it costs no attempt."""
@@ -338,4 +328,4 @@ async def _beginning(response: Any, timeout: float) -> str:
 
     with suppress(asyncio.TimeoutError, *CUT):  # the status has arrived, and that is the answer
         await asyncio.wait_for(read(), max(timeout, 0.01))
-    return shown(bytes(body))
+    return http_messages.shown(bytes(body))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+from contextlib import suppress
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -39,10 +40,9 @@ def _close() -> None:
 
 def _listener(relay: Relay) -> Listener:
     settings = relay.settings
-    try:
+    per_key = 1
+    with suppress(ImproperlyConfigured):  # a check reports it; events wait, or are written anyway
         per_key = relay.backend_class.per_key
-    except ImproperlyConfigured:  # a check reports it; events wait, or are written all the same
-        per_key = 1
     return Listener(
         call=relay,
         event_type=", ".join(settings.EVENTS),
@@ -59,12 +59,10 @@ def _listener(relay: Relay) -> Listener:
 
 
 def _retry(settings: RelaySettings) -> RetryPolicy | None:
-    if settings.RETRY is None:
-        return None
-    try:
-        return hooks.retry_from(settings.RETRY, f'OUTBOX["RELAYS"][{settings.name!r}]["RETRY"]')
-    except ImproperlyConfigured:  # a check reports it
-        return None
+    if settings.RETRY is not None:
+        with suppress(ImproperlyConfigured):  # a check reports it
+            return hooks.retry_from(settings.RETRY, f'OUTBOX["RELAYS"][{settings.name!r}]["RETRY"]')
+    return None
 
 
 def _reset(*, setting: str, **kwargs: Any) -> None:
