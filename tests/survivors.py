@@ -249,7 +249,7 @@ SURVIVORS = (
         edits=[
             (
                 "worker/queues.py",
-                "if lease.key in held_up or self._start(lease, now):",
+                "if lease.stream in held_up or self._start(lease, now):",
                 "if self._start(lease, now):",
             )
         ],
@@ -261,7 +261,7 @@ SURVIVORS = (
         edits=[
             (
                 "worker/batch_delivery.py",
-                "if lease.key not in held_up and self._may_start(lease):",
+                "if lease.stream not in held_up and self._may_start(lease):",
                 "if self._may_start(lease):",
             )
         ],

@@ -15,7 +15,7 @@ from django.db.models import F, Model
 from django.db.models.functions import Coalesce
 
 import django_outbox as outbox
-from django_outbox.events import least_id, new_id
+from django_outbox.events import least_id, new_id, stream_of
 from django_outbox.listeners import registry
 from django_outbox.listeners.error_texts import normalised
 from django_outbox.listeners.history import Entry, entries, with_entries
@@ -69,7 +69,7 @@ def insert(
     if not count:
         return []
     first_id = given.pop("event_id", None) or next_id()
-    first = OutboxEvent(id=first_id, event_id=first_id, **given)
+    first = OutboxEvent(id=first_id, event_id=first_id, **with_stream(given))
     others = [next_id() for _ in range(count - 1)]
     multiply(first, others, counted=counted)
     return [first.event_id, *others]
@@ -113,7 +113,9 @@ def keyed(key: str, count: int = 1, *, due: float | None = 0.0, **columns: Any) 
     """Insert events of a key as a write would; an idle stream is due that many seconds from now."""
     streams = OutboxStream.objects
     with transaction.atomic():
-        stream, _ = streams.select_for_update().get_or_create(key=key, defaults={"seq": 0})
+        stream, _ = streams.select_for_update().get_or_create(
+            stream=stream_of("", key), defaults={"key": key, "seq": 0}
+        )
         ids = insert(
             count,
             due=None,
@@ -124,8 +126,24 @@ def keyed(key: str, count: int = 1, *, due: float | None = 0.0, **columns: Any) 
             **columns,
         )
         at = None if due is None else now() + timedelta(seconds=due)
-        streams.filter(key=key).update(seq=F("seq") + count, due_at=Coalesce("due_at", at))
+        streams.filter(pk=stream.pk).update(seq=F("seq") + count, due_at=Coalesce("due_at", at))
     return ids
+
+
+def with_stream(columns: dict[str, Any]) -> dict[str, Any]:
+    """Return these columns of an event, and the stream of its key."""
+    key = columns.get("key")
+    return columns if key is None else {"stream": stream_of("", key), **columns}
+
+
+def stream_row(key: str, **columns: Any) -> OutboxStream:
+    """Return a new stream, not yet stored."""
+    return OutboxStream(stream=stream_of("", key), key=key, **{"seq": 1, **columns})
+
+
+def names(*keys: str) -> list[str]:
+    """Return the names of the streams of these keys."""
+    return [stream_of("", each) for each in keys]
 
 
 def stream(key: str) -> OutboxStream:

@@ -30,7 +30,7 @@ from django_outbox.models import OutboxEvent
 from tests import table
 from tests.browser import scene
 from tests.cases import cases
-from tests.table import undone
+from tests.table import undone, with_stream
 
 pytestmark = pytest.mark.django_db
 
@@ -59,7 +59,7 @@ def make(status: Status = Status.DEAD, **fields: Any) -> OutboxEvent:
         "attempts": 3 if status in (Status.DEAD, Status.RETRY) else 0,
         "last_error": "ValueError: no\nTraceback" if status == Status.DEAD else None,
     }
-    values |= fields
+    values = with_stream(values | fields)
     return OutboxEvent.objects.create(
         id=values["event_id"],
         status=status,

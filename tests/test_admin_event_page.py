@@ -8,14 +8,15 @@ import re
 from datetime import timedelta
 
 import pytest
+from django.contrib.admin.utils import quote
 from django.test import Client, override_settings
 from django.urls import reverse
 
 from django_outbox.admin import redaction
 from django_outbox.listeners.outcomes import Status
-from django_outbox.models import OutboxStream, OutboxWorker
+from django_outbox.models import OutboxWorker
 from tests.cases import cases
-from tests.table import keyed, now, undone
+from tests.table import keyed, now, stream_row, undone
 from tests.test_admin import LIST, PAGE, body, make, press, visitor
 
 pytestmark = pytest.mark.django_db
@@ -103,7 +104,7 @@ def test_no_page_shows_a_hidden_value_of_an_error(admin_client: Client) -> None:
         f"{reverse(LIST)}?state=dead",
         reverse(GROUPS),
         f"{reverse(STREAMS)}?state=all",
-        reverse(STREAM, args=["k"]),
+        reverse(STREAM, args=[quote(":k")]),
         reverse(DASHBOARD),
     )
     for url in pages:
@@ -166,7 +167,7 @@ def test_the_page_tells_who_holds_an_event_and_whether_it_lives() -> None:
     later = now() + timedelta(seconds=20)
     event = make(Status.NEW, locked_by="host:1:x", locked_at=now(), available_at=later)
     keyed = make(Status.NEW, key="k", seq=1, available_at=None)
-    OutboxStream.objects.create(key="k", seq=1, due_at=later, locked_by="host:1:x", locked_at=now())
+    stream_row("k", due_at=later, locked_by="host:1:x", locked_at=now()).save()
     client = visitor("view")
     pages = [reverse(PAGE, args=[each.pk]) for each in (event, keyed)]
     for page in pages:

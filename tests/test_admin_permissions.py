@@ -13,7 +13,7 @@ from django.urls import reverse
 
 from django_outbox.models import OutboxEvent, OutboxPause, OutboxStatistics, OutboxStream
 from tests.cases import cases
-from tests.table import undone
+from tests.table import stream_row, undone
 from tests.test_admin import checksum, make, traces, visitor
 
 pytestmark = pytest.mark.django_db
@@ -35,10 +35,10 @@ CLOSED = ["event_add", "event_delete", "stream_add", "stream_delete", "pause_del
 def pages() -> Iterator[tuple[str, str]]:
     """Yield the model and name of each page, and its URL."""
     event = quote(make(key="k", seq=1).pk)
-    OutboxStream.objects.create(key="k", seq=1)
+    stream_row("k").save()
     OutboxPause.objects.pause("stream", "k")
     pause = OutboxPause.objects.get().pk
-    rows = {OutboxEvent: event, OutboxStream: "k", OutboxPause: pause, OutboxStatistics: ""}
+    rows = {OutboxEvent: event, OutboxStream: ":k", OutboxPause: pause, OutboxStatistics: ""}
     for model in MODELS:
         for each in site.get_model_admin(model).get_urls():
             if each.name is None:  # Django's old URL of a page, which redirects

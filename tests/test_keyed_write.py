@@ -31,12 +31,12 @@ HOUR = 3_600_000_000  # microseconds
 
 
 def stream(key: str = "k") -> OutboxStream:
-    return OutboxStream.objects.get(pk=key)
+    return OutboxStream.objects.get(pk=f":{key}")
 
 
 def put_stream(key: str = "k", **columns: Any) -> None:
     """Create a stream as a worker would have left it."""
-    OutboxStream.objects.create(**{"key": key, "seq": 100, **columns})
+    OutboxStream.objects.create(**{"stream": f":{key}", "key": key, "seq": 100, **columns})
 
 
 def keyed(*keys: str | None, **fields: Any) -> list[Event]:

@@ -73,7 +73,7 @@ def test_what_still_runs_is_due_a_second_later(fleet: Fleet, hurry: bool) -> Non
         worker.terminate()
     assert wait_for_end_of(worker) == 1
     assert [facts(each) for each in both] == [HANDED_BACK] * 2
-    assert OutboxStream.objects.get(pk="a").locked_by is None
+    assert OutboxStream.objects.get(pk=":a").locked_by is None
     assert stream_due_in("a") <= 1
     assert lease_ends_in(both[0]) <= 1
     lines = fleet.logged("event handed back")

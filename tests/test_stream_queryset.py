@@ -12,7 +12,7 @@ from django.test import override_settings
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent, OutboxStream
 from django_outbox.sql import dialect_of
-from tests.table import insert, now
+from tests.table import insert, now, stream_row
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -38,17 +38,17 @@ def events(key: str, *statuses: Status, **fields: Any) -> list[str]:
 
 def put(key: str = "k", **columns: Any) -> OutboxStream:
     """Insert a stream, long idle by default."""
-    return OutboxStream.objects.create(
-        **{"key": key, "seq": 100, "due_at": None, "locked_at": LONG_AGO, **columns}
-    )
+    found = stream_row(key, **{"seq": 100, "locked_at": LONG_AGO, **columns})
+    found.save(force_insert=True)
+    return found
 
 
 def stream(key: str = "k") -> OutboxStream:
-    return OutboxStream.objects.get(pk=key)
+    return OutboxStream.objects.get(pk=f":{key}")
 
 
 def is_due(key: str = "k") -> bool:
-    return OutboxStream.objects.due().filter(pk=key).exists()
+    return OutboxStream.objects.due().filter(pk=f":{key}").exists()
 
 
 def in_ten_minutes() -> datetime:
@@ -57,7 +57,7 @@ def in_ten_minutes() -> datetime:
 
 def release(seq: int, *, key: str = "k", me: str = "w1") -> int:
     """Release a stream as its worker does: only if its version is the one that was read."""
-    mine = OutboxStream.objects.filter(pk=key, seq=seq, locked_by=me)
+    mine = OutboxStream.objects.filter(pk=f":{key}", seq=seq, locked_by=me)
     return mine.update(due_at=None, locked_by=None, locked_at=now())
 
 
@@ -132,7 +132,7 @@ def test_the_age_of_the_oldest_due_stream() -> None:
 def test_heads_of_more_streams_than_a_statement_takes() -> None:
     for n in range(60):
         events(f"k{n}", NEW)
-    keys = [f"k{n}" for n in range(60)]
+    keys = [f":k{n}" for n in range(60)]
     assert len(dialect_of(connection).heads(connection, keys=keys, statuses=(0, 2, 3))) == 60
 
 

@@ -42,8 +42,8 @@ def events(event_type: str, **filters: object) -> SafeString:
     return format_html('<a href="{}">{}</a>', url, event_type)
 
 
-def stream(key: str) -> SafeString:
-    return format_html('<a href="{}">{}</a>', reverse(STREAM, args=[quote(key)]), key)
+def stream(name: str, key: str) -> SafeString:
+    return format_html('<a href="{}">{}</a>', reverse(STREAM, args=[quote(name)]), key)
 
 
 def pause(label: str, **names: Any) -> SafeString:

@@ -178,9 +178,9 @@ def _stream(each: BlockedStream, now: datetime) -> Cells:
     automatic = display.since(_("in %s"), each.due_at, now)
     next_try = _("not automatically") if each.due_at is None else automatic
     if (head := each.head) is None:
-        return links.stream(each.key), "", next_try, ""
+        return links.stream(each.name, each.key), "", next_try, ""
     error = display.first_line(head.last_error)
-    return links.stream(each.key), links.event(head.pk, head.event_type), next_try, error
+    return links.stream(each.name, each.key), links.event(head.pk, head.event_type), next_try, error
 
 
 # --- workers --------------------------------------------------------------------------------------

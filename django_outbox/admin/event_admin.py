@@ -32,7 +32,7 @@ from .confirmation import EVENTS_SHOWN
 from .list_filters import EventTypeFilter, QueueFilter, StateFilter, UpToFilter, WrittenFilter
 from .read_only import may
 
-SEARCHED: Final = ("id", "unique_key", "key", "aggregate_id", "tenant_id")
+SEARCHED: Final = ("id", "unique_key", "aggregate_id", "tenant_id")
 # Actions offered above the list for all matching events, by the value of the state filter.
 BULK_ACTIONS_BY_STATE: Final = {
     "": (REPLAY,),
@@ -57,7 +57,7 @@ class OutboxEventAdmin(error_groups.CausesAdmin):
     list_per_page = 50
     list_max_show_all = 200
     ordering = ["-id"]
-    search_fields = [f"{each}__exact" for each in SEARCHED]
+    search_fields = [*(f"{each}__exact" for each in SEARCHED), "stream__of_key"]
     search_help_text = _("A whole id, unique key, key, object id or tenant; or several of them.")
     actions = ["replay", "run_now", "discard"]
 
@@ -236,7 +236,8 @@ def related_links(
         same = {"aggregate_type": event.aggregate_type, "aggregate_id": event.aggregate_id}
         yield gettext("Events of %s") % about, f"{events}?{urlencode(same)}"
     if event.key is not None:
-        yield gettext("Events of key %s") % event.key, f"{events}?{urlencode({'key': event.key})}"
+        of_stream = urlencode({"stream": event.stream})
+        yield gettext("Events of key %s") % event.key, f"{events}?{of_stream}"
 
 
 def _object_url(request: HttpRequest, event: OutboxEvent, site: AdminSite) -> str | None:

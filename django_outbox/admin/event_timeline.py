@@ -98,7 +98,7 @@ def lease(event: Any) -> SafeString | str:
     """Return the lease of the event or its stream: owner, times, whether the owner is alive."""
     leased = event
     if event.key is not None:
-        leased = OutboxStream.objects.using(event._state.db).filter(pk=event.key).first()
+        leased = OutboxStream.objects.using(event._state.db).filter(pk=event.stream).first()
     if leased is None or leased.locked_by is None:
         return ""
     until = leased.due_at if leased is not event else leased.available_at

@@ -117,7 +117,7 @@ STATES: Final = {
     "retrying": State(_("Retrying"), WAITING & Q(status=Status.RETRY)),
     "paused": State(_("Paused"), POSTPONED | DUE & Q(queue__in=closed_queues()), _scan_paused),
     "blocked": State(
-        _("Blocked by their key"), Q(status__in=UNSETTLED), _scan_blocked, ("key", "seq")
+        _("Blocked by their key"), Q(status__in=UNSETTLED), _scan_blocked, ("stream", "seq")
     ),
     "dead": State(_("Dead"), IsDead("status"), scan_dead, ("-id",)),
     "done": State(_("Done"), Q(status=Status.DONE), None, ("-id",)),

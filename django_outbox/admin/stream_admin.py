@@ -58,13 +58,13 @@ class StreamList(ChangeList):
 def _with_summaries(streams: Any) -> list[Any]:
     """Return these streams with their heads and backlogs, by one lookup for all of them."""
     found = list(streams)
-    summaries = OutboxStream.objects.summaries([each.key for each in found])
+    summaries = OutboxStream.objects.summaries([each.pk for each in found])
     for each in found:
-        each.summary = summaries[each.key]
+        each.summary = summaries[each.pk]
     return found
 
 
-@admin.display(description=_("key"), ordering="key")
+@admin.display(description=_("key"), ordering="stream")
 def key(stream: OutboxStream) -> str:
     return str(stream.key)
 
@@ -106,8 +106,8 @@ class OutboxStreamAdmin(ReadOnlyAdmin):
     list_filter = [StateFilter]
     list_per_page = 25
     list_max_show_all = 25
-    ordering = ["key"]  # the primary key, whichever state is chosen
-    search_fields = ["key__exact"]
+    ordering = ["stream"]  # the primary key, whichever state is chosen
+    search_fields = ["stream__of_key"]
     search_help_text = _("The complete key of a stream.")
 
     def get_queryset(self, request: HttpRequest) -> StreamQuerySet:

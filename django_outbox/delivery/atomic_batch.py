@@ -73,13 +73,13 @@ def owned(leases: Sequence[Lease], *, alias: str) -> set[str]:
         pk: (owner, attempts)
         for pk, owner, attempts in rows.values_list("pk", "locked_by", "attempts")
     }
-    keys = [each.key for each in leases if each.kind is LeaseKind.STREAM]
-    mine = OutboxStream.objects.using(alias).filter(key__in=keys, locked_by=me)
-    streams = {*mine.values_list("key", flat=True)} if keys else set()
+    names = [each.stream for each in leases if each.kind is LeaseKind.STREAM]
+    mine = OutboxStream.objects.using(alias).filter(pk__in=names, locked_by=me)
+    streams = {*mine.values_list("pk", flat=True)} if names else set()
     return {
         each.id
         for each in leases
         if each.id in found
-        and (found[each.id][0] == me if each.key is None else each.key in streams)
+        and (found[each.id][0] == me if each.stream is None else each.stream in streams)
         and found[each.id][1] == each.attempts
     }

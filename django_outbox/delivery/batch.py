@@ -128,14 +128,14 @@ class Batch:
     def _members(self, leases: list[Lease]) -> list[Member]:
         """Return the events to be called; one that is not holds up those behind it in its key."""
         found: list[Member] = []
-        held_up: set[str] = set()  # keys
+        held_up: set[str] = set()  # streams
         for lease in leases:
-            if lease.key in held_up:
+            if lease.stream in held_up:
                 self.to_repeat.append(lease)
             elif (member := self._member(lease)) is not None:
                 found.append(member)
-            elif lease.key is not None:
-                held_up.add(lease.key)
+            elif lease.stream is not None:
+                held_up.add(lease.stream)
         return found
 
     def _member(self, lease: Lease) -> Member | None:
@@ -168,8 +168,8 @@ class Batch:
             except BaseException as error:  # noqa: BLE001 - the class runs its own code
                 self._record(member, self._verdicts.own(member, error))
                 return None
-        if lease.key is not None:
-            self._by_key.setdefault(lease.key, []).append(member)
+        if lease.stream is not None:
+            self._by_key.setdefault(lease.stream, []).append(member)
         return member
 
     def _event(self, lease: Lease, attempts: int) -> Event:
@@ -287,12 +287,12 @@ class Batch:
         """Count a failure for each event, of each key for the first."""
         failed: set[str] = set()
         for each in part:
-            if each.lease.key in failed:
+            if each.lease.stream in failed:
                 self._repeat(each)
                 continue
             self._record(each, self._verdicts.shared_failure(each, error))
-            if each.lease.key is not None:
-                failed.add(each.lease.key)
+            if each.lease.stream is not None:
+                failed.add(each.lease.stream)
 
     def _end(self) -> None:
         """Decide on what is not called again: in an outage it has failed, else it comes back."""

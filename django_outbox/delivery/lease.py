@@ -54,7 +54,8 @@ class Lease(msgspec.Struct, kw_only=True, eq=False, gc=False):
     queue: str = DEFAULT_QUEUE  # whose threads deliver it; later, those it is handed over to
     queue_in_row: str = DEFAULT_QUEUE  # as it is stored
     handed_over: Decision | None = None  # to be written unless the other queue's threads start it
-    key: str | None = None  # its stream is leased instead of the row
+    key: str | None = None
+    stream: str | None = None  # lane and key; leased instead of the row
     deadline: float  # monotonic; not to be started later without a renewal. Owner: Held
     claimed_at: float = msgspec.field(default_factory=monotonic)  # monotonic
     handed_out_at: float = 0.0  # monotonic; only of a stream's head; 0: not yet
@@ -96,7 +97,7 @@ class Lease(msgspec.Struct, kw_only=True, eq=False, gc=False):
     @property
     def kind(self) -> LeaseKind:
         """What is leased: the row, or the stream of its key."""
-        return LeaseKind.ROW if self.key is None else LeaseKind.STREAM
+        return LeaseKind.ROW if self.stream is None else LeaseKind.STREAM
 
     @property
     def listener(self) -> str:
@@ -242,6 +243,7 @@ def lease_from_row(
         queue_in_row=row[positions["queue"]],
         history=row[positions["history"]],
         key=row[positions["key"]] if "key" in positions else None,
+        stream=row[positions["stream"]] if "stream" in positions else None,
         deadline=deadline,
         claimed_at=monotonic() if claimed_at is None else claimed_at,
         payload_bytes=len(row[positions["payload"]]),

@@ -42,7 +42,7 @@ def unblocked(
     inside = {id(each) for each in part}
     kept, blocked = [], []
     for each in part:
-        others = by_key.get(each.lease.key or "", [])
+        others = by_key.get(each.lease.stream or "", [])
         before = others[: others.index(each)] if others else []
         if all(id(one) in inside or one.is_done for one in before):
             kept.append(each)

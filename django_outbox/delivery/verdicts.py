@@ -30,16 +30,16 @@ class Verdicts:
         found: list[Verdict] = []
         stopped: set[str] = set()
         for member, answer in zip(part, answers, strict=True):
-            key = member.lease.key
-            if key in stopped:
+            stream = member.lease.stream
+            if stream in stopped:
                 found.append((member, answer, None))
                 continue
             if len(part) == 1 or not isinstance(answer, BaseException) or isinstance(answer, FATAL):
                 decision = self.own(member, answer)
             else:
                 decision = self.shared_failure(member, answer)
-            if key is not None and decision.status is not Status.DONE:
-                stopped.add(key)
+            if stream is not None and decision.status is not Status.DONE:
+                stopped.add(stream)
             found.append((member, answer, decision))
         return found
 

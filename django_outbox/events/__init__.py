@@ -9,9 +9,11 @@ from .json_text import check_text, decode, encode, encode_headers, fit
 from .typed import Declaration, check_payload, class_fault, declared
 from .validation import (
     GLOBAL,
+    LANE_LENGTH,
     LENGTHS,
     RECEIVED_LENGTHS,
     ROW_ID_LENGTH,
+    STREAM_LENGTH,
     aggregate_key,
     aggregate_label,
     as_utc,
@@ -19,16 +21,20 @@ from .validation import (
     exact_text,
     identity,
     read_only_headers,
+    split_stream,
     stored_instant,
+    stream_of,
     type_name,
 )
 
 __all__ = [
     "ABSENT",
     "GLOBAL",
+    "LANE_LENGTH",
     "LENGTHS",
     "RECEIVED_LENGTHS",
     "ROW_ID_LENGTH",
+    "STREAM_LENGTH",
     "Declaration",
     "Event",
     "aggregate_key",
@@ -49,6 +55,8 @@ __all__ = [
     "event_from_row",
     "new_id",
     "read_only_headers",
+    "split_stream",
     "stored_instant",
+    "stream_of",
     "type_name",
 ]

@@ -27,6 +27,8 @@ LENGTHS: Mapping[str, int] = {  # most characters in each column
     "key": 255,
     "unique_key": 255,
 }
+LANE_LENGTH = 64  # characters
+STREAM_LENGTH = 320  # a lane, a colon and a key
 ROW_ID_LENGTH = 49  # an event id, a dot and the digest of a listener
 RECEIVED_LENGTHS: Mapping[str, int] = {"source": 128, "message_id": 255}  # in the inbox
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
@@ -88,6 +90,17 @@ def aggregate_key(aggregate_type: str, aggregate_id: str | None) -> str:
     """
     kind = aggregate_type.replace("\\", "\\\\").replace(":", "\\:")
     return kind if aggregate_id is None else f"{kind}:{aggregate_id}"
+
+
+def stream_of(lane: str, key: str) -> str:
+    """Return the stream of a key in a lane, whose name has no colon."""
+    return f"{lane}:{key}"
+
+
+def split_stream(stream: str) -> tuple[str, str]:
+    """Return lane and key of a stream."""
+    lane, _, key = stream.partition(":")
+    return lane, key
 
 
 def type_name(value: Any, name: str) -> str:

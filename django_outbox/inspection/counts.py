@@ -77,12 +77,12 @@ def pending_queries(alias: str) -> Iterator[OutboxQuerySet]:
     events = OutboxEvent.objects.using(alias)
     yield events.filter(available_at__isnull=False).order_by("available_at", "id")
     if connections[alias].features.supports_partial_indexes:
-        keyed = events.filter(IsIndexed("status"), key__isnull=False)
+        keyed = events.filter(IsIndexed("status"), stream__isnull=False)
     else:
         streams = OutboxStream.objects.using(alias).filter(due_at__isnull=False)
-        keys = streams.order_by("due_at").values_list("pk", flat=True)[:MAX_STREAMS]
-        keyed = events.filter(IsIndexed("status"), key__in=[*keys])
-    yield keyed.order_by("key", "seq")
+        names = streams.order_by("due_at").values_list("pk", flat=True)[:MAX_STREAMS]
+        keyed = events.filter(IsIndexed("status"), stream__in=[*names])
+    yield keyed.order_by("stream", "seq")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -52,6 +52,7 @@ class BacklogByType:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockedStream:
+    name: str  # lane and key
     key: str
     due_at: datetime | None  # the next try
     head: OutboxEvent | None  # None: it was settled between two queries
@@ -168,13 +169,13 @@ def backlog(alias: str) -> BacklogByType:
 def blocked_streams(alias: str) -> BlockedStreams:
     """Count blocked streams, and read the heads of those that are tried next."""
     rows = OutboxStream.objects.using(alias)
-    blocked = rows.blocked().order_by("due_at", "pk").values_list("key", "due_at")
+    blocked = rows.blocked().order_by("due_at", "pk").values_list("pk", "key", "due_at")
     streams = [*blocked[:MAX_BLOCKED_COUNTED]]
-    summaries = rows.summaries([key for key, _ in streams[:MAX_BLOCKED_SHOWN]])
+    summaries = rows.summaries([name for name, *_ in streams[:MAX_BLOCKED_SHOWN]])
     return BlockedStreams(
         streams=[
-            BlockedStream(key=key, due_at=due_at, head=found.head, backlog=found.backlog)
-            for (key, due_at), found in zip(streams, summaries.values(), strict=False)
+            BlockedStream(name=name, key=key, due_at=due_at, head=found.head, backlog=found.backlog)
+            for (name, key, due_at), found in zip(streams, summaries.values(), strict=False)
         ],
         count=len(streams),
     )

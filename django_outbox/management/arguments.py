@@ -225,7 +225,7 @@ LOOKUPS: Final = {  # by name of the option's value
     "aggregate_type": "aggregate_type",
     "aggregate_id": "aggregate_id",
     "tenant": "tenant_id",
-    "key": "key",
+    "key": "stream__of_key",
     "since": "done_at__gte",
     "until": "done_at__lt",
 }

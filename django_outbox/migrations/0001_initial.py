@@ -93,6 +93,7 @@ class Migration(migrations.Migration):
                 ("locked_by", ExactCharField("locked by", blank=True, max_length=128, null=True)),
                 ("locked_at", UTCDateTimeField("locked at", blank=True, null=True)),
                 ("key", ExactCharField("key", blank=True, max_length=255, null=True)),
+                ("stream", ExactCharField("stream", blank=True, max_length=320, null=True)),
                 ("seq", models.BigIntegerField("seq", blank=True, null=True)),
                 ("unique_key", ExactCharField("unique key", blank=True, max_length=255, null=True)),
                 ("progress", ExactTextField("progress", blank=True, null=True)),
@@ -121,10 +122,10 @@ class Migration(migrations.Migration):
                         where=models.Q(("available_at__isnull", False)),
                     ),
                     PendingIndex(
-                        fields=["key", "seq"],
-                        name=index_name("outbox_event_key"),
-                        plain_fields=("key", "status", "seq"),
-                        where=models.Q(("key__isnull", False), ("status__in", [0, 2, 3])),
+                        fields=["stream", "seq"],
+                        name=index_name("outbox_event_stream"),
+                        plain_fields=("stream", "status", "seq"),
+                        where=models.Q(("status__in", [0, 2, 3]), ("stream__isnull", False)),
                     ),
                     PendingIndex(
                         fields=["unique_key"],
@@ -243,7 +244,9 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name="OutboxStream",
             fields=[
-                ("key", ExactCharField(max_length=255, primary_key=True, serialize=False)),
+                ("stream", ExactCharField(max_length=320, primary_key=True, serialize=False)),
+                ("key", ExactCharField(max_length=255)),
+                ("lane", ExactCharField(db_default="", default="", max_length=64)),
                 ("seq", models.BigIntegerField()),
                 ("due_at", UTCDateTimeField(null=True)),
                 ("locked_by", ExactCharField(max_length=128, null=True)),

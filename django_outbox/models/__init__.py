@@ -8,7 +8,15 @@ from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
 from ..conf import index_name, table_name
-from ..events import GLOBAL, LENGTHS, RECEIVED_LENGTHS, ROW_ID_LENGTH, event_label
+from ..events import (
+    GLOBAL,
+    LANE_LENGTH,
+    LENGTHS,
+    RECEIVED_LENGTHS,
+    ROW_ID_LENGTH,
+    STREAM_LENGTH,
+    event_label,
+)
 from ..listeners.error_texts import LENGTH as CAUSE_LENGTH
 from ..queue_settings import DEFAULT_QUEUE, MAX_QUEUE_NAME
 from .event_queryset import OutboxQuerySet
@@ -75,6 +83,7 @@ class OutboxEvent(models.Model):
     locked_by = ExactCharField(_("locked by"), max_length=128, null=True, blank=True)
     locked_at = UTCDateTimeField(_("locked at"), null=True, blank=True)
     key = ExactCharField(_("key"), max_length=LENGTHS["key"], null=True, blank=True)
+    stream = ExactCharField(_("stream"), max_length=STREAM_LENGTH, null=True, blank=True)
     seq = models.BigIntegerField(_("seq"), null=True, blank=True)
     unique_key = ExactCharField(
         _("unique key"), max_length=LENGTHS["unique_key"], null=True, blank=True
@@ -106,10 +115,10 @@ class OutboxEvent(models.Model):
                 name=index_name("outbox_event_due"),
             ),
             PendingIndex(
-                fields=["key", "seq"],
-                where=Q(key__isnull=False, status__in=[0, 2, 3]),
-                plain_fields=("key", "status", "seq"),
-                name=index_name("outbox_event_key"),
+                fields=["stream", "seq"],
+                where=Q(stream__isnull=False, status__in=[0, 2, 3]),
+                plain_fields=("stream", "status", "seq"),
+                name=index_name("outbox_event_stream"),
             ),
             PendingIndex(
                 fields=["unique_key"],
@@ -171,7 +180,9 @@ def _has_table(connection: BaseDatabaseWrapper, model: type[models.Model]) -> bo
 class OutboxStream(models.Model):
     """The events of one key; ``seq`` is its version, ``due_at`` its due time or lease end."""
 
-    key = ExactCharField(max_length=LENGTHS["key"], primary_key=True)
+    stream = ExactCharField(max_length=STREAM_LENGTH, primary_key=True)  # lane and key
+    key = ExactCharField(max_length=LENGTHS["key"])
+    lane = ExactCharField(max_length=LANE_LENGTH, default="", db_default="")
     seq = models.BigIntegerField()
     due_at = UTCDateTimeField(null=True)
     locked_by = ExactCharField(max_length=128, null=True)

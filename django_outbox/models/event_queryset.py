@@ -62,7 +62,7 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
     def skippable(self) -> OutboxQuerySet:
         """Return unfinished events with a key whose stream no worker has leased."""
         leased = self._all_streams().filter(locked_by__isnull=False).values("pk")
-        return self.pending().exclude(key=None).exclude(key__in=leased)
+        return self.pending().exclude(key=None).exclude(stream__in=leased)
 
     def scheduled(self) -> OutboxQuerySet:
         """Return new events that wait for their due time, the next one first."""
@@ -175,7 +175,7 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
         count = rows.filter(locked_by__isnull=False).update(
             available_at=DatabaseNow(), locked_by=None, locked_at=None
         )
-        keys = rows._keys()
+        keys = rows._names()
         for start in range(0, len(keys), BATCH_SIZE):
             count += self._streams(keys[start : start + BATCH_SIZE]).release()
         return count
@@ -211,13 +211,14 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
         """Return the condition by which ``expired`` filters; empty if all are kept."""
         condition = expired_condition(settings, self._clock())
         if condition and settings.ON_DEAD == "block":  # a dead event blocks those behind it
-            waiting = self.model.objects.filter(IsIndexed("status"), key=OuterRef("key")).pending()
+            pending = self.model.objects.filter(IsIndexed("status")).pending()
+            waiting = pending.filter(stream=OuterRef("stream"))
             condition &= Q(~Q(status=Status.DEAD) | Q(key=None) | ~Exists(waiting))
         return condition
 
     def preceding(self, event: OutboxEvent) -> OutboxQuerySet:
         """Return the pending events that precede this one in its stream."""
-        earlier = self.pending().filter(IsIndexed("status"), key=event.key, seq__lt=event.seq)
+        earlier = self.pending().filter(IsIndexed("status"), stream=event.stream, seq__lt=event.seq)
         return earlier.order_by()
 
     def newest(self, count: int) -> OutboxQuerySet:
@@ -256,12 +257,12 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
         as idle. Writers lock streams in the same order, so they wait instead of deadlocking.
         """
         connection, count = self._connection(), 0
-        rows = self.exclude(key=None).order_by("key", "seq").values_list("pk", "key")
-        found = [(pk, key) for pk, key in rows if key is not None]
+        rows = self.exclude(stream=None).order_by("stream", "seq").values_list("pk", "stream")
+        found = [(pk, stream) for pk, stream in rows if stream is not None]
         for start in range(0, len(found), BATCH_SIZE):
             batch = found[start : start + BATCH_SIZE]
             with transaction.atomic(using=connection.alias):
-                dialect_of(connection).wake_streams(connection, [key for _, key in batch])
+                dialect_of(connection).wake_streams(connection, [stream for _, stream in batch])
                 count += change(self.filter(pk__in=[pk for pk, _ in batch]))
         return count
 
@@ -282,8 +283,8 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
         return count
 
     def _mark_dead(self) -> int:
-        free = self._streams(self._keys()).filter(locked_by=None).values_list("pk", flat=True)
-        return self.filter(key__in=[*free]).update(
+        free = self._streams(self._names()).filter(locked_by=None).values_list("pk", flat=True)
+        return self.filter(stream__in=[*free]).update(
             status=Status.DEAD,
             done_at=DatabaseNow(),
             deliver_at=None,
@@ -295,8 +296,9 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
             ),
         )
 
-    def _keys(self) -> list[str]:
-        return [key for key in self.values_list("key", flat=True).distinct() if key is not None]
+    def _names(self) -> list[str]:
+        names = self.values_list("stream", flat=True).distinct()
+        return [each for each in names if each is not None]
 
     def _streams(self, keys: Sequence[str]) -> StreamQuerySet:
         return self._all_streams().filter(pk__in=keys)

@@ -11,7 +11,7 @@ from django.db.models import F, Func, Index, Lookup, Q, Value
 from django.db.models.functions import StrIndex
 from django.db.models.lookups import Exact
 
-from ..events import as_utc, stored_instant
+from ..events import as_utc, stored_instant, stream_of
 from ..sql.values import to_database
 
 # MySQL's default collation treats "Order-1" and "order-1 " as equal, and utf8mb3 schemas reject
@@ -28,11 +28,28 @@ class ExactText:
 
 
 class ExactCharField(ExactText, models.CharField):  # type: ignore[type-arg]
-    """A varchar without the second ``_like`` index that uniqueness would add on PostgreSQL."""
+    """A varchar for which Django neither adds an index nor warns if it is unique.
+
+    On PostgreSQL it would add a second index, ``_like``. On MySQL it warns of more than 255
+    characters, which the indexes of InnoDB allow.
+    """
 
     def db_type(self, connection: BaseDatabaseWrapper) -> str | None:
-        kind = "character varying" if connection.vendor == "postgresql" else "varchar"
+        kind = "varchar" if connection.vendor == "sqlite" else "character varying"
         return f"{kind}({self.max_length})"
+
+
+@ExactCharField.register_lookup
+class OfKey(Exact):
+    """``stream__of_key``: compare the name of a stream with that of a key."""
+
+    lookup_name = "of_key"
+
+    def get_prep_lookup(self) -> str:
+        return stream_of("", super().get_prep_lookup())
+
+    def get_rhs_op(self, connection: BaseDatabaseWrapper, rhs: str) -> str:
+        return f"= {rhs}"
 
 
 class ExactTextField(ExactText, models.TextField):  # type: ignore[type-arg]

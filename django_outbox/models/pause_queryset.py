@@ -218,7 +218,8 @@ class _ResumedBacklog:
 
         streams = OutboxStream.objects.using(self._alias).all()
         if self._kind == "stream":
-            yield self._wake([*streams.filter(pk=self._name).values_list("pk", flat=True)])
+            mine = streams.filter(stream__of_key=self._name)
+            yield self._wake([*mine.values_list("pk", flat=True)])
             return
         # Include leased streams: their worker may have read them while they were still paused.
         waiting = streams.filter(due_at__gt=DatabaseNow(), due_at__lte=self._until)

@@ -41,9 +41,9 @@ class StreamQuerySet(TableQuerySet["OutboxStream"]):
 
     Example::
 
-        blocked = [stream.key for stream in OutboxStream.objects.blocked()[:10]]
-        for key, summary in OutboxStream.objects.summaries(blocked).items():
-            print(key, summary.head, summary.backlog)
+        blocked = [stream.pk for stream in OutboxStream.objects.blocked()[:10]]
+        for stream, summary in OutboxStream.objects.summaries(blocked).items():
+            print(stream, summary.head, summary.backlog)
     """
 
     table = "outbox_stream"
@@ -155,15 +155,15 @@ class StreamQuerySet(TableQuerySet["OutboxStream"]):
         """Return pending and dead events of the stream in the outer query."""
         from . import OutboxEvent
 
-        return OutboxEvent.objects.filter(IsIndexed("status"), key=OuterRef("pk"))
+        return OutboxEvent.objects.filter(IsIndexed("status"), stream=OuterRef("pk"))
 
     def _dead_with_followers(self) -> models.QuerySet[OutboxEvent, str | None]:
-        """Return keys with a dead and a pending event.
+        """Return streams with a dead and a pending event.
 
         Search from the dead events, which are few; idle streams may be many.
         """
         from . import OutboxEvent
 
-        indexed = OutboxEvent.objects.filter(IsIndexed("status"), key__isnull=False)
-        pending = indexed.filter(key=OuterRef("key")).pending()
-        return indexed.dead().filter(Exists(pending)).order_by().values_list("key", flat=True)
+        indexed = OutboxEvent.objects.filter(IsIndexed("status"), stream__isnull=False)
+        pending = indexed.filter(stream=OuterRef("stream")).pending()
+        return indexed.dead().filter(Exists(pending)).order_by().values_list("stream", flat=True)

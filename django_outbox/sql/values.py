@@ -33,7 +33,7 @@ FULL = (
     "unique_key",
 )
 PAYLOAD, QUEUE = FULL.index("payload"), FULL.index("queue")  # the latter also in LIGHT
-KEYED = (*FULL, "key", "seq", "status")
+KEYED = (*FULL, "key", "stream", "seq", "status")
 # Columns of a settle's VALUES: the id, and attributes of the decision.
 SETTLED = (
     *("id", "status", "spent", "delay", "error", "cause", "history", "progress"),
@@ -202,7 +202,7 @@ class StreamQuery:
 class StreamRows:
     """A stream as it was read; its rows have the columns ``KEYED`` and are in order."""
 
-    key: str
+    name: str
     seq: int  # its version
     locked_at: Any  # when it was leased, as the driver returned it
     now: Any  # the database's clock
@@ -213,7 +213,7 @@ class StreamRows:
 class Release:
     """How to release a stream."""
 
-    key: str
+    name: str
     seq: int | None  # the version that was read; None: any
     delay: float | None  # seconds until it is due; None: idle until the next write
     queue: str | None = None  # where it waits from now on; None keeps its queue

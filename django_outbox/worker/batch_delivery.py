@@ -97,12 +97,12 @@ class BatchDelivery:
     def _start(self, place: Place, leases: list[Lease]) -> list[Lease]:
         """Start those events of a batch that may start; return them."""
         able = []
-        held_up: set[str] = set()  # keys
+        held_up: set[str] = set()  # streams
         for lease in leases:
-            if lease.key not in held_up and self._may_start(lease):
+            if lease.stream not in held_up and self._may_start(lease):
                 able.append(lease)
-            elif lease.key is not None:
-                held_up.add(lease.key)
+            elif lease.stream is not None:
+                held_up.add(lease.stream)
         if not self._is_stopping():
             self._held.start_all(able)
         for lease in leases:
@@ -214,11 +214,11 @@ def settle_batch(batch: Batch, pools: Pools, streams: Streams) -> list[Lease]:
     batch.gone.update(lease.id for lease in batch.to_repeat)
     streams.wait_again(batch.to_repeat)  # first: once its stream goes on, an event is read anew
     batch.to_repeat = []
-    last = {each.key: each for each, _ in decided if each.key is not None}
+    last = {each.stream: each for each, _ in decided if each.stream is not None}
     ahead = [
         streams.next(lease, decision)
         for lease, decision in decided
-        if decision is DONE and lease.key and last[lease.key] is lease
+        if decision is DONE and lease.stream and last[lease.stream] is lease
     ]
     to_settle = [lease for lease, decision in decided if not pools.pass_on(lease, decision)]
     for follower in ahead:

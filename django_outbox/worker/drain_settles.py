@@ -26,10 +26,10 @@ class DrainSettles(DrainClaims):
 
     def _exclude(self, lease: Lease) -> None:
         """Do not claim an event, or its stream, again."""
-        if lease.key is None:
+        if lease.stream is None:
             self.excluded.append(lease.id)
         else:
-            self.claims.exclude.append(lease.key)
+            self.claims.exclude.append(lease.stream)
 
     def _settle(self, connection: BaseDatabaseWrapper, settled: Settled) -> None:
         """Write decisions; retry after errors, so that the events need not run again.

@@ -225,14 +225,14 @@ class EventLoop:
 
     async def _deliver_batch(self, listener: Listener, leases: list[Lease]) -> None:
         started: list[Lease] = []
-        held_up: set[str] = set()  # keys
+        held_up: set[str] = set()  # streams
         for lease in leases:
-            if lease.key not in held_up and await self._may_start(lease):
+            if lease.stream not in held_up and await self._may_start(lease):
                 started.append(lease)
                 continue
             self._pools.take_back(lease)
-            if lease.key is not None:
-                held_up.add(lease.key)
+            if lease.stream is not None:
+                held_up.add(lease.stream)
         if not started:
             return
         CURRENT_LEASE.set(started[0])

@@ -232,11 +232,7 @@ class Held:
         """Return the leases of rows (not streams) that are older than a third of their length."""
         limit = now + SAFE_PART * self.lease - self.lease / 3
         with self.lock:
-            return [
-                each
-                for each in self._leases.values()
-                if each.key is None and each.deadline <= limit
-            ]
+            return [each for each in self._rows() if each.deadline <= limit]
 
     def renewed(self, leases: Iterable[Lease], deadline: float) -> None:
         with self.lock:
@@ -269,14 +265,14 @@ class Held:
 
         None starts behind one of its key that does not.
         """
-        held_up: set[str] = set()  # keys
+        held_up: set[str] = set()  # streams
         with self.lock:
             now = monotonic()
             for lease in leases:
-                if lease.key in held_up or self._start(lease, now):
+                if lease.stream in held_up or self._start(lease, now):
                     continue
-                if lease.key is not None:
-                    held_up.add(lease.key)
+                if lease.stream is not None:
+                    held_up.add(lease.stream)
 
     def wait_current(self, lease: Lease, give_up: Callable[[], bool]) -> bool:
         """Wait until the lease is current (True), lost (False) or ``give_up()`` is true (False)."""
@@ -303,14 +299,16 @@ class Held:
     def unstarted(self) -> list[Lease]:
         """Return the leases of rows (not streams) that are neither started nor decided."""
         with self.lock:
-            return [each for each in self._leases.values() if each.key is None and each.is_waiting]
+            return [each for each in self._rows() if each.is_waiting]
 
     def waiting_since(self, before: float, queue: str) -> list[Lease]:
         """Return a queue's unstarted leases of rows claimed before ``before`` (monotonic)."""
         with self.lock:
-            mine = [each for each in self._leases.values() if each.queue == queue]
-            rows = [each for each in mine if each.key is None and each.is_waiting]
-            return [each for each in rows if each.claimed_at < before]
+            mine = [each for each in self._rows() if each.queue == queue and each.is_waiting]
+            return [each for each in mine if each.claimed_at < before]
+
+    def _rows(self) -> list[Lease]:
+        return [each for each in self._leases.values() if each.stream is None]
 
     def running(self) -> list[Lease]:
         with self.lock:
@@ -334,7 +332,7 @@ def goes_on(known: Lease, lease: Lease) -> bool:
     return bool(
         lease.rescued
         and known.started_at
-        and known.key is None
+        and known.stream is None
         and lease.attempts == known.attempts
         and lease.progress_in_row == known.progress_in_row
     )

@@ -175,7 +175,7 @@ class Settler:
 
     def _drop_lost_streams(self, part: Settled) -> None:
         """Drop lost streams after a refused settle: none of their events may start any more."""
-        streams = [each for lease, _ in part if (each := self._streams.get(lease.key))]
+        streams = [each for lease, _ in part if (each := self._streams.get(lease.stream))]
         self._streams.renew(connections[self._alias], streams)
 
     def _finish(self, part: Settled) -> None:
@@ -184,7 +184,7 @@ class Settler:
             self._streams.settled(part)
         self._held.drop(lease for lease, _ in part)
         self.settled += len(part)
-        delays = [each.delay for lease, each in part if each.delay is not None and not lease.key]
+        delays = [each.delay for lease, each in part if each.delay is not None and not lease.stream]
         if delays:
             self._wakeup.expect(min(delays))
         self._pools.made_room()
@@ -206,7 +206,7 @@ def split_by_kind(batch: Settled) -> list[Settled]:
     for each in batch:
         lease, decision = each
         kind = 1 if decision is DONE else 0 if decision.written else 2
-        kinds.setdefault((kind, lease.key is None), []).append(each)
+        kinds.setdefault((kind, lease.stream is None), []).append(each)
     return [kinds[kind] for kind in sorted(kinds, key=lambda each: each[0])]
 
 

@@ -91,7 +91,7 @@ class LeaseReturner:
                 monotonic() - lease.started_at,
             )
         self.handed_back = len(running)
-        rows = [*self._unreleased, *(each.id for each in running if each.key is None)]
+        rows = [*self._unreleased, *(each.id for each in running if each.stream is None)]
         wanted, until = len(rows) + len(self._streams), monotonic() + LOCKED_RETRY_TIME
         dialect = dialect_of(connection)
         while wanted > 0:

@@ -23,7 +23,7 @@ READ_WAITS = (0.01, 0.2)  # seconds before an unreleased stream is read again: a
 class Stream:
     """A leased stream; its fields are guarded by ``Held``'s lock."""
 
-    key: str
+    name: str  # lane and key
     deadline: float  # monotonic; none of its events starts after it without a renewal
     careful: int = 0  # events to run one by one, because a worker was lost with this stream
     lost_worker: str = ""  # that worker
@@ -81,7 +81,7 @@ class LeasedStreams:
             return sum(len(each.waiting) for each in self._streams.values())
 
     def excluded_keys(self, now: float) -> list[str]:
-        """Return the keys that a claim leaves out.
+        """Return the names of the streams that a claim leaves out.
 
         These are streams of ours whose leases may have ended, and those left to other workers.
         """
@@ -117,7 +117,7 @@ class LeasedStreams:
     def follower_of(self, lease: Lease, fits: Callable[[Lease], bool]) -> Lease | None:
         """Hand out the event behind the last one of its stream that was, if it ``fits``."""
         with self._lock:
-            stream = self.get(lease.key)
+            stream = self.get(lease.stream)
             if stream is None or not stream.waiting or stream.handed_out[-1:] != [lease]:
                 return None
             follower = stream.waiting[0]
@@ -131,7 +131,7 @@ class LeasedStreams:
         with self._lock:
             for lease in reversed(leases):
                 lease.started_at = 0.0
-                stream = self.get(lease.key)
+                stream = self.get(lease.stream)
                 if stream is None or lease not in stream.handed_out:
                     self._held.drop([lease])
                     continue
@@ -153,7 +153,7 @@ class LeasedStreams:
 
     def _put_back(self, stream: Stream) -> bool:
         """Add a stream again; return False if it has been claimed anew in the meantime."""
-        return self._streams.setdefault(stream.key, stream) is stream
+        return self._streams.setdefault(stream.name, stream) is stream
 
     def _set_deadline(self, stream: Stream, deadline: float) -> None:
         stream.deadline = deadline
@@ -167,8 +167,8 @@ def unstarted(stream: Stream) -> list[Lease]:
 
 def release_of(stream: Stream, now: float) -> Release:
     if stream.due == inf:
-        return Release(stream.key, stream.seq, None, locked_at=stream.locked_at)
+        return Release(stream.name, stream.seq, None, locked_at=stream.locked_at)
     delay, queue = max(stream.due - now, 0.0), stream.next_queue
     # If it is due at once, its next claim reads what was written in the meantime.
     seq = stream.seq if delay else None
-    return Release(stream.key, seq, delay, queue, stream.locked_at)
+    return Release(stream.name, seq, delay, queue, stream.locked_at)

@@ -67,7 +67,7 @@ class StreamClaims:
         self._scans = Throttle(scan_factor)
         self._count = count  # called for each event
         self._at = at  # instead of the database's now, for drain()
-        self.exclude: list[str] = []  # keys that are not claimed again
+        self.exclude: list[str] = []  # streams that are not claimed again
         self.postponed = 0  # streams so far whose first events are paused
         self._events_per_stream = 2  # events that a stream is expected to bring
         self.suspect: tuple[Stream, Lease] | None = None  # to be run when nothing is in flight
@@ -128,7 +128,7 @@ class StreamClaims:
     def _read(self, streams_to_read: Sequence[Stream], room: int) -> int:
         if not streams_to_read:
             return 0
-        settings, keys = self._settings, [each.key for each in streams_to_read]
+        settings, keys = self._settings, [each.name for each in streams_to_read]
         limit = max(min(room // len(keys), MAX_EVENTS), 1)
         read = StreamQuery(
             me=self._me,
@@ -141,8 +141,8 @@ class StreamClaims:
         retries: dict[str, datetime] = {}
         if read.only_due_retries and streams:
             retries = self._dialect.next_retries(self._connection, read)
-        mine = {each.key for each in streams}
-        self.streams.drop_lost(each for each in streams_to_read if each.key not in mine)
+        mine = {each.name for each in streams}
+        self.streams.drop_lost(each for each in streams_to_read if each.name not in mine)
         if any(self._is_paused(row) for each in streams for row in each.rows[:1]):
             # A resume after our read makes a new version of the stream, so its release is refused.
             self._known_pauses.read(self._connection)
@@ -158,11 +158,11 @@ class StreamClaims:
         careful: list[tuple[Stream, StreamRows, Lease, float]] = []
         taken: list[Lease] = []
         for found in streams:
-            stream = self.streams.get(found.key)
+            stream = self.streams.get(found.name)
             if stream is None:
                 continue
             stream.locked_at = found.locked_at
-            leases, due = self._plan(stream, found, limit, retries.get(found.key))
+            leases, due = self._plan(stream, found, limit, retries.get(found.name))
             if leases and not self._pools.accepts(leases[0].queue):
                 stream.seq = found.seq
                 self.streams.leave_to(stream, leases[0].queue)
@@ -211,7 +211,7 @@ class StreamClaims:
         """Return for how many seconds to leave a stream alone whose first event is paused."""
         self.postponed += 1
         if self._at is not None:  # it may be due again by then
-            self.exclude.append(stream.key)
+            self.exclude.append(stream.name)
         return POSTPONED_FOR
 
     def _lease(
@@ -260,7 +260,7 @@ class StreamClaims:
         if self.suspect is None:
             return False
         (stream, lease), self.suspect = self.suspect, None
-        if self.streams.get(stream.key) is not stream:
+        if self.streams.get(stream.name) is not stream:
             return False
         self._start([lease])
         self.streams.add_events(stream, stream.seq, [lease], stream.due)

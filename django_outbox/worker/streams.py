@@ -36,13 +36,13 @@ class Streams(LeasedStreams):
     # -- for the claimer -------------------------------------------------------------------------
 
     def claimed(self, streams: Iterable[Stream]) -> list[str]:
-        """Add claimed streams; return the keys of the new ones. A known one was only renewed."""
+        """Add claimed streams; return the names of the new ones. A known one was only renewed."""
         new = []
         with self._lock:
             for stream in streams:
-                known = self._streams.setdefault(stream.key, stream)
+                known = self._streams.setdefault(stream.name, stream)
                 if known is stream:
-                    new.append(stream.key)
+                    new.append(stream.name)
                 else:
                     self._set_deadline(known, stream.deadline)
         return new
@@ -79,9 +79,9 @@ class Streams(LeasedStreams):
     def drop_lost(self, streams: Iterable[Stream]) -> None:
         """Drop streams that other workers own; settles of their running events will be refused."""
         with self._lock:
-            lost = [each for each in streams if self._streams.get(each.key) is each]
+            lost = [each for each in streams if self._streams.get(each.name) is each]
             for stream in lost:
-                del self._streams[stream.key]
+                del self._streams[stream.name]
                 self._clear(stream)
                 self._held.drop(each for each in stream.handed_out if each.is_waiting)
         if lost:
@@ -96,10 +96,10 @@ class Streams(LeasedStreams):
         Only a plain DONE may run ahead of its settle. Any other decision is settled first, to keep
         the order, and so is every decision before an atomic listener, which commits its own.
         """
-        if decision is not DONE or lease.key is None:
+        if decision is not DONE or lease.stream is None:
             return None
         with self._lock:
-            stream = self.get(lease.key)
+            stream = self.get(lease.stream)
             if stream is None or not stream.waiting:
                 return None
             if not stream.handed_out or stream.handed_out[-1] is not lease:
@@ -117,7 +117,7 @@ class Streams(LeasedStreams):
         """Continue streams whose decisions are settled; mark finished ones for release."""
         with self._lock:
             for lease, decision in batch:
-                stream = self.get(lease.key)
+                stream = self.get(lease.stream)
                 if stream is None or lease not in stream.handed_out:
                     continue
                 stream.handed_out.remove(lease)
@@ -187,8 +187,8 @@ class Streams(LeasedStreams):
             with self._lock:
                 self._to_release += [each for each in finished if self._put_back(each)]
             raise
-        soonest = min(self._finish_release(each, each.key in freed) for each in finished)
-        if any(each.released_to_others and each.key in freed for each in finished):
+        soonest = min(self._finish_release(each, each.name in freed) for each in finished)
+        if any(each.released_to_others and each.name in freed for each in finished):
             doorbell.ring(connection)
         if soonest < inf:
             self._wakeup.expect(max(soonest - monotonic(), 0.0))
@@ -197,18 +197,18 @@ class Streams(LeasedStreams):
         """Remove the streams to be released, so that a claim right afterwards adds them as new."""
         with self._lock:
             finished, self._to_release = self._to_release, []
-            finished = [each for each in finished if self._streams.get(each.key) is each]
+            finished = [each for each in finished if self._streams.get(each.name) is each]
             for stream in finished:
-                del self._streams[stream.key]
+                del self._streams[stream.name]
                 if stream.released_to_others:
-                    self._left_to_others[stream.key] = now + 2 * self._settings.PROBE_INTERVAL
+                    self._left_to_others[stream.name] = now + 2 * self._settings.PROBE_INTERVAL
             return finished
 
     def _finish_release(self, stream: Stream, freed: bool) -> float:
         """Note that a stream was released or must be read again; return when due (monotonic)."""
         with self._lock:
             if freed:
-                return max(stream.due, self._left_to_others.get(stream.key, 0.0))
+                return max(stream.due, self._left_to_others.get(stream.name, 0.0))
             stream.read_at = monotonic() + stream.pause
             stream.pause = min(2 * stream.pause, READ_WAITS[1])
             self._put_back(stream)
@@ -272,7 +272,7 @@ class Streams(LeasedStreams):
     def renew(self, connection: BaseDatabaseWrapper, streams: Sequence[Stream]) -> None:
         """Renew the leases of these streams; drop those that other workers own."""
         for start in range(0, len(streams), RENEW_BATCH):
-            some = {each.key: each for each in streams[start : start + RENEW_BATCH]}
+            some = {each.name: each for each in streams[start : start + RENEW_BATCH]}
             deadline = self._held.deadline(monotonic())
             renewed, mine = dialect_of(connection).renew_streams(
                 connection, me=self._me, keys=[*some], lease=self._held.lease

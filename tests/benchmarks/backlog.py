@@ -79,7 +79,9 @@ def insert(
         "locked_at": "NULL" if owner is None else dialect.now,
     }
     if per_key:
-        values[key] = concatenated(connection.vendor, letter, f"(n - n %% {per_key})")
+        first = f"(n - n %% {per_key})"
+        values[key] = concatenated(connection.vendor, letter, first)
+        values["stream"] = concatenated(connection.vendor, f":{letter}", first)
         values["seq"] = f"n %% {per_key} + 1"
     execute(
         f"INSERT INTO {TABLE} ({', '.join(values)}) {numbers(count)} "
@@ -89,8 +91,9 @@ def insert(
     )
     if per_key:
         execute(
-            f"INSERT INTO {STREAMS} ({key}, seq, due_at) SELECT {key}, max(seq), min(first_due_at) "
-            f"FROM {TABLE} WHERE {key} LIKE '{letter}%' GROUP BY {key}",
+            f"INSERT INTO {STREAMS} (stream, {key}, seq, due_at) "
+            f"SELECT stream, {key}, max(seq), min(first_due_at) "
+            f"FROM {TABLE} WHERE {key} LIKE '{letter}%' GROUP BY stream, {key}",
             alias=alias,
         )
 

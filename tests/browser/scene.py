@@ -14,15 +14,9 @@ from django_outbox.events import LENGTHS
 from django_outbox.listeners import registry
 from django_outbox.listeners.history import Entry
 from django_outbox.listeners.outcomes import Status
-from django_outbox.models import (
-    OutboxEvent,
-    OutboxPause,
-    OutboxStatistics,
-    OutboxStream,
-    OutboxWorker,
-)
+from django_outbox.models import OutboxEvent, OutboxPause, OutboxStatistics, OutboxWorker
 from django_outbox.models.statistics import BOUNDS, bucket
-from tests.table import insert, keyed, note, now
+from tests.table import insert, keyed, note, now, stream_row
 
 TYPES = {  # deliveries a minute, seconds they wait, seconds they run
     "order.placed": (42, 0.006, 0.02),
@@ -308,7 +302,7 @@ def evil(text: str) -> None:
         locked_by=text,
         **{**common, **dict.fromkeys(TEXTS, quoted), "progress": text},
     )
-    OutboxStream.objects.create(key=text, seq=2, due_at=clock, locked_by=text, locked_at=clock)
+    stream_row(text, seq=2, due_at=clock, locked_by=text, locked_at=clock).save()
     for each in OutboxPause.Kind.values:
         OutboxPause.objects.create(
             kind=each, name=text, reason=text, paused_by=text, paused_at=clock

@@ -37,6 +37,7 @@ from tests.table import (
     now,
     row,
     steal,
+    stream_row,
 )
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -527,8 +528,8 @@ def due_among_many() -> list[str]:
     later = now() + timedelta(hours=1)
     OutboxStream.objects.bulk_create(
         [
-            *(OutboxStream(key=f"idle-{number}", seq=1) for number in range(3000)),
-            *(OutboxStream(key=f"later-{number}", seq=1, due_at=later) for number in range(20)),
+            *(stream_row(f"idle-{number}") for number in range(3000)),
+            *(stream_row(f"later-{number}", due_at=later) for number in range(20)),
         ]
     )
     analyze(OutboxEvent)

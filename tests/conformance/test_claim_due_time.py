@@ -42,7 +42,7 @@ def events_due_later(*ids: str) -> Callable[[], object]:
 
 def streams_due_later(*keys: str) -> Callable[[], object]:
     """Return what makes streams due later, as a release does."""
-    rows = OutboxStream.objects.filter(pk__in=keys)
+    rows = OutboxStream.objects.filter(key__in=keys)
     return lambda: rows.update(due_at=now() + timedelta(seconds=LATER))
 
 
@@ -85,7 +85,7 @@ def test_a_claim_leaves_a_stream_that_is_due_later_by_now() -> None:
         keyed(key, due=due)
     with before_update(streams_due_later("b")):
         found = dialect_of(connection).claim_streams(connection, stream_claim()).rows
-    assert [key for key, *_ in found] == ["a", "c"]
+    assert [key for key, *_ in found] == [":a", ":c"]
     assert stream("b").locked_by is None
 
 

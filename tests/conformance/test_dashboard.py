@@ -12,7 +12,7 @@ from django_outbox.inspection.overview import backlog
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent, OutboxStatistics, OutboxStream
 from tests.plans import analyze, large_steps
-from tests.table import PLACED, insert, keyed, multiply, now
+from tests.table import PLACED, insert, keyed, multiply, now, stream_row
 from tests.test_dashboard import nothing_is_cached
 
 pytestmark = pytest.mark.django_db
@@ -31,7 +31,7 @@ def test_41_every_look_uses_an_index() -> None:
     insert(50)
     for number in range(25):
         keyed(f"k{number}", 2, due=-5 if number % 2 else 600)
-    multiply(OutboxStream(key="idle", seq=1), [f"idle{n}" for n in range(2000)])
+    multiply(stream_row("idle"), [f"idle{n}" for n in range(2000)])
     OutboxStatistics.objects.bulk_create(
         OutboxStatistics(
             started_at=clock - timedelta(minutes=back),

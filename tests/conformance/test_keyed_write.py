@@ -149,7 +149,7 @@ def test_many_keys_are_one_upsert_in_the_order_of_the_keys() -> None:
 
 
 def test_more_keys_than_a_statement_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sequence_numbers, "KEYS", 10)
+    monkeypatch.setattr(sequence_numbers, "STREAMS", 10)
     monkeypatch.setattr(inserting, "STATEMENT_PARAMS", 7 * inserting.PARAMS_PER_ROW)
     keys = [f"k{n:02}" for n in range(25)] * 2
     with transaction.atomic():
@@ -214,7 +214,7 @@ def test_a_duplicate_takes_no_place_and_poisons_nothing(identity: str) -> None:
         Order.objects.create(sku="goes on")
     assert stream().seq == before + 1
     assert {*seqs()} == {before, before + 1}
-    assert not OutboxStream.objects.filter(pk="fresh").exists()
+    assert not OutboxStream.objects.filter(pk=":fresh").exists()
     assert Order.objects.exists()
 
 

@@ -102,11 +102,11 @@ def test_the_event_table_has_the_measured_indexes_and_no_more() -> None:
     found = {
         name: each for name, each in constraints("outbox_event").items() if not each["primary_key"]
     }
-    by_vendor = ["key", "status", "seq"] if connection.vendor == "mysql" else ["key", "seq"]
+    by_vendor = ["stream", "status", "seq"] if connection.vendor == "mysql" else ["stream", "seq"]
     assert {name: each["columns"] for name, each in found.items()} == {
         "outbox_event_queue": ["queue", "available_at", "id"],
         "outbox_event_due": ["available_at", "id"],
-        "outbox_event_key": by_vendor,
+        "outbox_event_stream": by_vendor,
         "outbox_event_unique": ["unique_key"],
         # Few rows are dead: 60,000 updates took equally long with and without this index.
         **({} if connection.vendor == "mysql" else {"outbox_event_dead": ["id"]}),

@@ -18,6 +18,7 @@ from django_outbox.models import OutboxEvent, OutboxStream, missing_table
 from django_outbox.sql import dialect_of
 from tests.databases import vendor
 from tests.surroundings import heard
+from tests.table import stream_row, with_stream
 
 pytestmark = pytest.mark.django_db(databases=["default", "other"])
 
@@ -46,7 +47,7 @@ def row(
         "done_at": at if finished else None,
     }
     return OutboxEvent.objects.using(using).create(
-        id=event_id, event_id=event_id, status=status, **{**defaults, **fields}
+        id=event_id, event_id=event_id, status=status, **with_stream({**defaults, **fields})
     )
 
 
@@ -184,7 +185,7 @@ def test_batches_take_dead_events_alone_and_hold_their_size(verb: str) -> None:
     for number in range(5):
         dead_row(f"dead {number}", key="k" if number % 2 else None, seq=number)
         row(f"done {number}", DONE)
-    OutboxStream.objects.create(key="k", seq=9)
+    stream_row("k", seq=9).save()
     dead = OutboxEvent.objects.filter(event_id__gt="dead 0")
     with pytest.raises(ValueError, match="expected at least 1"):
         list(getattr(dead, verb)(size=0))
@@ -215,7 +216,7 @@ def test_what_waits_is_made_due_now() -> None:
     dead_row("dead")
     row("head", RETRY, key="k", seq=1, available_at=None, deliver_at=now() + HOUR)
     row("behind", NEW, key="k", seq=2, available_at=None)
-    OutboxStream.objects.create(key="k", seq=2, due_at=now() + HOUR)
+    stream_row("k", seq=2, due_at=now() + HOUR).save()
     assert OutboxEvent.objects.run_now() == 3
     assert {*ids(OutboxEvent.objects.due())} == {"scheduled", "retry"}
     assert (get("retry").status, get("retry").attempts) == (RETRY, 3)
@@ -399,7 +400,7 @@ def test_the_age_of_the_oldest_due_event(wrong_clock: None) -> None:
 def test_an_event_with_a_key_waits_since_its_stream_is_due() -> None:
     def stream(key: str, due: int, **values: Any) -> None:
         due_at = now() + timedelta(seconds=due)
-        OutboxStream.objects.create(key=key, seq=2, due_at=due_at, **values)
+        stream_row(key, seq=2, due_at=due_at, **values).save()
         for seq in (1, 2):
             row(f"{key}{seq}", key=key, seq=seq, event_type=f"{key}{seq}", available_at=None)
 

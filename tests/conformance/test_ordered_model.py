@@ -27,6 +27,7 @@ from hypothesis.stateful import (
 )
 
 import django_outbox as outbox
+from django_outbox.events import split_stream, stream_of
 from django_outbox.listeners.outcomes import DONE, Status
 from django_outbox.models import OutboxEvent, OutboxStream
 from django_outbox.sql import dialect_of
@@ -205,10 +206,11 @@ class Streams(RuleBasedStateMachine):
     def a_rival_claims(self) -> None:
         dialect = dialect_of(connection)
         claim = stream_claim("rival", lease=FAR, limit=1)
-        for key, *_ in dialect.claim_streams(connection, claim).rows:
+        for name, *_ in dialect.claim_streams(connection, claim).rows:
+            _, key = split_stream(name)
             wanted = StreamQuery(
                 me="rival",
-                keys=[key],
+                keys=[name],
                 limit=9,
                 dead_too=self.blocks,
                 only_due_retries=not self.stop,
@@ -233,7 +235,7 @@ class Streams(RuleBasedStateMachine):
         if between is not None:
             self.write([(rival.key, between)])
         dialect = dialect_of(connection)
-        stream = OutboxStream.objects.filter(pk=rival.key).first()
+        stream = OutboxStream.objects.filter(key=rival.key).first()
         owns = stream is not None and stream.locked_by == "rival"
         for each in rival.ids:
             pairs = [(each, DONE)]
@@ -244,7 +246,7 @@ class Streams(RuleBasedStateMachine):
             if owns:
                 self.events[each].state = "done"
         delay = None if rival.is_idle else 0.0
-        given = [Release(rival.key, rival.seq, delay)]
+        given = [Release(stream_of("", rival.key), rival.seq, delay)]
         if not dialect.release_streams(connection, me="rival", streams=given) and owns:
             end_stream_leases(rival.key) if self.is_free(rival.key) else None
 
@@ -252,7 +254,7 @@ class Streams(RuleBasedStateMachine):
     @rule()
     def the_lease_of_the_rival_ends(self) -> None:
         assert self.rival is not None
-        if OutboxStream.objects.filter(pk=self.rival.key, locked_by="rival").exists():
+        if OutboxStream.objects.filter(key=self.rival.key, locked_by="rival").exists():
             end_stream_leases(self.rival.key)
 
     # -- time and operators ----------------------------------------------------------------------
@@ -265,9 +267,10 @@ class Streams(RuleBasedStateMachine):
                 OutboxEvent.objects.filter(pk=pk).update(deliver_at=past)
                 each.state = "new"
         for key in filter(self.is_free, KEYS):
-            OutboxStream.objects.filter(pk=key, locked_by=None, due_at__gt=past).update(due_at=past)
+            mine = OutboxStream.objects.filter(key=key)
+            mine.filter(locked_by=None, due_at__gt=past).update(due_at=past)
             if self.rival is None:  # it could not release what a writer had locked
-                OutboxStream.objects.filter(pk=key, locked_by="rival").update(due_at=past)
+                mine.filter(locked_by="rival").update(due_at=past)
 
     @rule(key=keys, verb=st.sampled_from(["replay", "discard"]), first=st.booleans())
     def end_of_the_dead(self, key: str, verb: str, first: bool) -> None:
@@ -288,7 +291,7 @@ class Streams(RuleBasedStateMachine):
         if drained:  # then streams are idle
             self.drain(None)
         for key in filter(self.is_free, KEYS):
-            OutboxStream.objects.filter(pk=key, locked_by=None).update(
+            OutboxStream.objects.filter(key=key, locked_by=None).update(
                 locked_at=now() - timedelta(days=2)
             )
         OutboxStream.objects.purge()
@@ -311,7 +314,7 @@ class Streams(RuleBasedStateMachine):
 
     @invariant()
     def no_stream_is_stuck(self) -> None:
-        due = dict(OutboxStream.objects.values_list("pk", "due_at"))
+        due = dict(OutboxStream.objects.values_list("key", "due_at"))
         for key in KEYS:
             stood = [*UNFINISHED, *["dead"] * self.blocks]
             first = min(self.of_key(key, *stood), key=lambda pk: self.events[pk].seq, default=None)

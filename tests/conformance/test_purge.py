@@ -14,7 +14,7 @@ from django.db import connections, transaction
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent, OutboxLease, OutboxStream
 from django_outbox.sql import engine_connection
-from tests.table import in_thread, insert, multiply, now, purging, rest_of
+from tests.table import in_thread, insert, multiply, now, purging, rest_of, stream_row
 from tests.test_purge import (
     DAY,
     DONE,
@@ -216,14 +216,14 @@ def test_the_scan_reads_each_row_once_and_leaves_out_the_recent() -> None:
 
 def test_idle_streams_are_purged_by_the_scan(caplog: pytest.LogCaptureFixture) -> None:
     at = now() - timedelta(days=2)
-    first = OutboxStream(key="k0", seq=1, locked_at=at)
-    multiply(first, [f"k{n}" for n in range(1, 50)])
-    OutboxStream.objects.create(key="due", seq=1, due_at=now())
+    first = stream_row("k0", locked_at=at)
+    multiply(first, [f":k{n}" for n in range(1, 50)])
+    stream_row("due", due_at=now()).save()
     with caplog.at_level(logging.INFO, "django_outbox"):
         rest_of(purging(3600))
-    assert {*OutboxStream.objects.values_list("pk", flat=True)} == {"due"}
+    assert {*OutboxStream.objects.values_list("pk", flat=True)} == {":due"}
     assert "purged streams=50" in caplog.text
-    OutboxStream.objects.create(key="again", seq=1, locked_at=at)
+    stream_row("again", locked_at=at).save()
     an_hour_passes()
     rest_of(purging(3600, me="second"))
     assert OutboxStream.objects.count() == 2  # an hourly run does not read streams

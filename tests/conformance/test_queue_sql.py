@@ -41,11 +41,13 @@ from tests.table import (
     lease_ends_in,
     listening,
     multiply,
+    names,
     now,
     row,
     stream,
     stream_claim,
     stream_due_in,
+    stream_row,
     write,
 )
 
@@ -72,7 +74,7 @@ def take_streams(**more: Any) -> Any:
 
 
 def in_queue(queue: str, *keys: str) -> None:
-    OutboxStream.objects.filter(pk__in=keys).update(queue=queue)
+    OutboxStream.objects.filter(key__in=keys).update(queue=queue)
 
 
 def queues_of(*ids: str) -> list[str]:
@@ -118,7 +120,7 @@ def test_a_claim_of_the_streams_of_all_queues_is_one_statement(count: int) -> No
         in_queue(queue, f"k{number}")
     found: list[Any] = []
     seen = sent(lambda: found.extend(take_streams(branches=branches(MANY[:count])).rows))
-    assert sorted(found) == sorted((f"k{n}", None, MANY[n]) for n in range(count))
+    assert sorted(found) == sorted((f":k{n}", None, MANY[n]) for n in range(count))
     assert len(seen) == (1 if connection.vendor == "postgresql" else 2)
 
 
@@ -127,7 +129,7 @@ def test_a_claim_of_streams_takes_of_each_queue_its_own_limit_oldest_first() -> 
         keyed(key, due=due)
         in_queue(key[0], key)
     found = take_streams(branches=[Branch("a", 2), Branch("b", 2)])
-    assert found.rows == [("a2", None, "a"), ("b1", None, "b"), ("a3", None, "a")]
+    assert found.rows == [(":a2", None, "a"), (":b1", None, "b"), (":a3", None, "a")]
     assert (found.found("a").more, found.found("b").more) == (True, False)
     assert 8.9 < found.found("a").waited < 60
     assert stream("a1").locked_by is None
@@ -141,7 +143,7 @@ def test_each_branch_begins_at_its_own_watermark() -> None:
         keyed(key, due=-100 if "old" in key else -10)
         in_queue(key[0], key)
     streams = take_streams(branches=[Branch("a", 9, since=50.0), Branch("b", 9)])
-    assert sorted(key for key, *_ in streams.rows) == ["a-young", "b-old", "b-young"]
+    assert sorted(key for key, *_ in streams.rows) == [":a-young", ":b-old", ":b-young"]
 
 
 def test_each_branch_is_cut_by_its_own_bytes() -> None:
@@ -237,7 +239,7 @@ def test_a_claim_goes_by_the_index_of_queues(count: int, analyzed: str) -> None:
         if step == 1:
             insert(5000, due=-60, queue="queue-01")
             multiply(
-                OutboxStream(key="one", seq=1, due_at=now(), queue="queue-01"),
+                stream_row("one", due_at=now(), queue="queue-01"),
                 [f"one-{n}" for n in range(20_000)],
             )
         elif step == 2:
@@ -266,8 +268,7 @@ def test_a_long_queue_makes_no_statement_dearer(count: int, statistics: str) -> 
     ids = [insert(rows, due=-1, queue=queue) for queue in ("default", "queue-01")][1]
     for queue in ("default", "queue-01"):
         multiply(
-            OutboxStream(key=queue, seq=1, due_at=now(), queue=queue),
-            [f"{queue}-{n}" for n in range(rows)],
+            stream_row(queue, due_at=now(), queue=queue), [f"{queue}-{n}" for n in range(rows)]
         )
     learn()
     works = polls(queues)
@@ -278,8 +279,7 @@ def test_a_long_queue_makes_no_statement_dearer(count: int, statistics: str) -> 
     before = {name: effort(work) for name, work in works.items()}
     insert(5000, due=-60)
     multiply(
-        OutboxStream(key="long", seq=1, due_at=now() - timedelta(seconds=60)),
-        [f"long-{n}" for n in range(5000)],
+        stream_row("long", due_at=now() - timedelta(seconds=60)), [f"long-{n}" for n in range(5000)]
     )
     if statistics == "new":
         learn()
@@ -452,7 +452,7 @@ def test_has_due() -> None:
         False,
         False,
     ]
-    OutboxStream.objects.filter(pk="k").update(due_at=now() - timedelta(seconds=1))
+    OutboxStream.objects.filter(pk=":k").update(due_at=now() - timedelta(seconds=1))
     assert has_due(connection, queue="c")
 
 
@@ -563,7 +563,7 @@ def test_an_idle_stream_goes_to_the_queue_of_its_new_head(many: bool) -> None:
     take_streams(queue="webhooks")
     put("letter", keys=keys)
     assert stream("k").queue == "webhooks"  # leased
-    streams = [Release(key, None, None) for key in keys]
+    streams = [Release(each, None, None) for each in names(*keys)]
     assert len(dialect().release_streams(connection, me="me", streams=streams)) == len(keys)
     assert (stream("k").due_at, stream("k").queue) == (None, "webhooks")
     put("letter", "hook", keys=keys)  # idle
@@ -580,7 +580,7 @@ def test_a_stream_that_is_woken_keeps_its_queue_unless_it_was_idle() -> None:
     in_queue("a", "waits", "leased", "idle")
     take_streams(queue="a")
     with transaction.atomic():
-        dialect().wake_streams(connection, ["waits", "leased", "idle"])
+        dialect().wake_streams(connection, names("waits", "leased", "idle"))
     assert [stream(each).queue for each in ("waits", "leased", "idle")] == ["a", "a", "default"]
     assert stream("leased").locked_by == "me"
     assert stream_due_in("waits") <= 0
@@ -617,8 +617,8 @@ def test_the_settle_of_a_keyed_event_moves_its_row_and_the_release_its_stream() 
     assert settled == 2
     assert queues_of(moved, kept) == ["webhooks", "default"]
     assert {stream(key).queue for key in "ab"} == {"default"}
-    streams = [Release("a", 1, 2.0, "webhooks"), Release("b", 1, 3.0)]
-    assert dialect().release_streams(connection, me="me", streams=streams) == {"a", "b"}
+    streams = [Release(":a", 1, 2.0, "webhooks"), Release(":b", 1, 3.0)]
+    assert dialect().release_streams(connection, me="me", streams=streams) == {":a", ":b"}
     assert (stream("a").queue, stream("b").queue) == ("webhooks", "default")
     assert 0 < stream_due_in("a") <= 2 < stream_due_in("b") <= 3
 
@@ -746,7 +746,7 @@ def test_instants_are_utc_whatever_the_settings_say(settings: Any, use_tz: bool)
         assert dialect().claim(own, taken).rows == []
         OutboxEvent.objects.filter(pk=lost).update(queue="a")
         assert [each[0] for each in dialect().claim(own, taken).rows] == [lost]
-        wanted = StreamQuery(me="me", keys=["k"], limit=9)
-        assert dialect().next_retries(own, wanted) == {"k": row(retried).deliver_at}
+        wanted = StreamQuery(me="me", keys=[":k"], limit=9)
+        assert dialect().next_retries(own, wanted) == {":k": row(retried).deliver_at}
     finally:
         own.close()

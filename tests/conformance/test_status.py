@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 from django.db import connection, transaction
@@ -15,7 +16,7 @@ from django_outbox.models import OutboxEvent, OutboxStream
 from django_outbox.sql import dialect_of
 from tests.plans import analyze, large_steps
 from tests.table import insert, keyed, now
-from tests.test_status import DEAD, DONE, NEW, RETRY, ROOT, ask, check, reasons, settled
+from tests.test_status import DEAD, DONE, NEW, RETRY, ask, check, reasons, settled
 from tests.test_stream_queryset import events, in_ten_minutes, put
 from tests.waiting import wait_until
 
@@ -128,7 +129,9 @@ def test_45_the_exit_code_of_the_process(database_env: dict[str, str]) -> None:
     def start(*arguments: str, **env: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "django", "outbox_status", "--check", *arguments]
         pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        return subprocess.Popen(command, env={**database_env, **env}, cwd=ROOT, **pipes)
+        return subprocess.Popen(
+            command, env={**database_env, **env}, cwd=Path(__file__).parents[2], **pipes
+        )
 
     probes = [start(), start("--max-dead=0"), start(DATABASE_URL=url)]
     assert [probe.wait(60) for probe in probes] == [0, 1, 2]

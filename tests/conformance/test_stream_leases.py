@@ -27,11 +27,13 @@ from tests.table import (
     insert,
     keyed,
     multiply,
+    names,
     now,
     row,
     stream,
     stream_claim,
     stream_due_in,
+    stream_row,
 )
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -51,7 +53,7 @@ def dialect() -> Any:
 
 def take(me: str = "me", **more: Any) -> list[str]:
     """Claim due streams; return their keys."""
-    return [key for key, *_ in found(me, **more)]
+    return [name[1:] for name, *_ in found(me, **more)]
 
 
 def found(me: str = "me", **more: Any) -> Any:
@@ -64,8 +66,8 @@ def next_due() -> dict[str, float]:
 
 
 def read(*keys: str, me: str = "me", limit: int = 100, **more: Any) -> dict[str, Any]:
-    wanted = StreamQuery(me=me, keys=keys, limit=limit, **more)
-    return {each.key: each for each in dialect().read_streams(connection, wanted)}
+    wanted = StreamQuery(me=me, keys=names(*keys), limit=limit, **more)
+    return {each.name[1:]: each for each in dialect().read_streams(connection, wanted)}
 
 
 def ids(found: Any) -> list[str]:
@@ -78,15 +80,15 @@ def settle(event_id: str, decision: Decision = DONE, *, me: str = "me") -> int:
 
 
 def release(key: str, seq: int | None, delay: float | None = None, *, me: str = "me") -> bool:
-    given = dialect().release_streams(connection, me=me, streams=[Release(key, seq, delay)])
-    assert given in (set(), {key})
+    given = dialect().release_streams(connection, me=me, streams=[Release(f":{key}", seq, delay)])
+    assert given in (set(), {f":{key}"})
     return bool(given)
 
 
 def renew(*keys: str, me: str = "me", lease: float = 90) -> tuple[set[str], set[str]]:
-    answer: tuple[set[str], set[str]]
-    answer = dialect().renew_streams(connection, me=me, keys=keys, lease=lease)
-    return answer
+    answer = dialect().renew_streams(connection, me=me, keys=names(*keys), lease=lease)
+    renewed, held = ({each[1:] for each in some} for some in answer)
+    return renewed, held
 
 
 # -- claim -----------------------------------------------------------------------------------------
@@ -94,7 +96,7 @@ def renew(*keys: str, me: str = "me", lease: float = 90) -> tuple[set[str], set[
 
 def test_a_claim_leases_a_due_stream() -> None:
     keyed("order-1", due=-2)
-    assert found(lease=30) == [("order-1", None, "default")]
+    assert found(lease=30) == [(":order-1", None, "default")]
     after = stream("order-1")
     assert after.locked_by == "me"
     assert after.locked_at is not None
@@ -113,7 +115,7 @@ def test_an_idle_an_undue_and_a_leased_stream_are_left() -> None:
 def test_held_keys_are_left_out() -> None:
     keyed("held", due=-2)
     keyed("free", due=-1)
-    assert take(exclude=["held"]) == ["free"]
+    assert take(exclude=[":held"]) == ["free"]
 
 
 def test_at_stands_for_now() -> None:
@@ -127,16 +129,15 @@ def test_a_lost_owner_is_told_and_my_own_ended_lease_too() -> None:
     keyed("order-1")
     take("lost worker")
     end_stream_leases("order-1")
-    assert found() == [("order-1", "lost worker", "default")]
+    assert found() == [(":order-1", "lost worker", "default")]
     end_stream_leases("order-1")
-    assert found() == [("order-1", "me", "default")]
+    assert found() == [(":order-1", "me", "default")]
 
 
 def test_n4_concurrent_claims_share_no_stream() -> None:
     keys = [f"order-{n}" for n in range(300)]
-    OutboxStream.objects.bulk_create(
-        [OutboxStream(key=key, seq=1, due_at=now() - timedelta(seconds=1)) for key in keys]
-    )
+    due = now() - timedelta(seconds=1)
+    OutboxStream.objects.bulk_create(stream_row(key, due_at=due) for key in keys)
     start = threading.Barrier(4)
 
     def claim_all(me: str) -> list[str]:
@@ -207,8 +208,8 @@ def test_failures_that_wait_are_passed_over_on_demand() -> None:
     take()
     assert ids(read("a")["a"]) == [waiting, due, deferred, new]
     assert ids(read("a", only_due_retries=True)["a"]) == [due, deferred, new]
-    wanted = StreamQuery(me="me", keys=["a", "b"], limit=9)
-    assert dialect().next_retries(connection, wanted) == {"a": row(due).deliver_at}
+    wanted = StreamQuery(me="me", keys=[":a", ":b"], limit=9)
+    assert dialect().next_retries(connection, wanted) == {":a": row(due).deliver_at}
 
 
 def test_a_failure_behind_a_dead_one_is_not_waited_for_where_dead_ones_end_a_stream() -> None:
@@ -217,10 +218,10 @@ def test_a_failure_behind_a_dead_one_is_not_waited_for_where_dead_ones_end_a_str
     rows.filter(pk=before).update(status=2, deliver_at=now() + timedelta(seconds=60))
     rows.filter(pk=behind).update(status=2, deliver_at=now() + timedelta(seconds=30))
     rows.filter(pk=dead).update(status=Status.DEAD, done_at=now())
-    wanted = StreamQuery(me="me", keys=["a"], limit=9)
-    assert dialect().next_retries(connection, wanted) == {"a": row(behind).deliver_at}
-    wanted = StreamQuery(me="me", keys=["a"], limit=9, dead_too=True)
-    assert dialect().next_retries(connection, wanted) == {"a": row(before).deliver_at}
+    wanted = StreamQuery(me="me", keys=[":a"], limit=9)
+    assert dialect().next_retries(connection, wanted) == {":a": row(behind).deliver_at}
+    wanted = StreamQuery(me="me", keys=[":a"], limit=9, dead_too=True)
+    assert dialect().next_retries(connection, wanted) == {":a": row(before).deliver_at}
 
 
 def test_what_is_not_mine_is_not_read() -> None:
@@ -233,7 +234,7 @@ def test_what_is_not_mine_is_not_read() -> None:
 
 
 def test_a_stream_without_events_is_read_as_one() -> None:
-    OutboxStream.objects.create(key="a", seq=7, due_at=now())
+    stream_row("a", seq=7, due_at=now()).save()
     take()
     assert (read("a")["a"].seq, read("a")["a"].rows) == (7, [])
 
@@ -295,7 +296,7 @@ def test_the_end_of_a_keyed_event_is_dated(decision: Decision) -> None:
 def test_events_of_many_streams_are_settled_at_once() -> None:
     given = [event_id for n in range(60) for event_id in keyed(f"order-{n}", 3)]
     theirs = keyed("theirs", 3)
-    take("another", exclude=[f"order-{n}" for n in range(60)])
+    take("another", exclude=[f":order-{n}" for n in range(60)])
     take(limit=60)
     cycle = [DONE, RETRY, DEFER, DEAD]
     pairs = [(event_id, cycle[n % 4]) for n, event_id in enumerate([*given, *theirs])]
@@ -308,7 +309,7 @@ def test_events_of_many_streams_are_settled_at_once() -> None:
 def test_delete_done_is_fenced_too() -> None:
     mine, unique = [*keyed("a"), *keyed("a", unique_key="once")]
     (theirs,) = keyed("b")
-    take("another", exclude=["a"])
+    take("another", exclude=[":a"])
     take()
     pairs = [(mine, DONE), (unique, DONE), (theirs, DONE)]
     count = dialect().settle_all(
@@ -321,7 +322,7 @@ def test_delete_done_is_fenced_too() -> None:
 def test_progress_and_starts_are_fenced() -> None:
     mine, *_ = keyed("a", 2)
     (theirs,) = keyed("b")
-    take("another", exclude=["a"])
+    take("another", exclude=[":a"])
     take()
     keep = dialect().keep_progress
     same = {"me": "me", "progress": "{}", "kind": LeaseKind.STREAM, "as_read": (0, None)}
@@ -360,11 +361,11 @@ def test_many_streams_are_released_at_once_each_as_it_should() -> None:
     keys = sorted(take(limit=500))
     OutboxStream.objects.filter(key__in=keys[:10]).update(seq=F("seq") + 1)
     OutboxStream.objects.filter(key__in=keys[10:20]).update(locked_by="another")
-    given = [Release(key, 1, None if n % 2 else float(n)) for n, key in enumerate(keys)]
+    given = [Release(each, 1, None if n % 2 else float(n)) for n, each in enumerate(names(*keys))]
     released = dialect().release_streams(connection, me="me", streams=given)
-    assert released == {*keys[20:]}
-    due = dict(OutboxStream.objects.values_list("key", "due_at"))
-    assert all((due[each.key] is None) == (each.delay is None) for each in given[20:])
+    assert released == {*names(*keys[20:])}
+    due = dict(OutboxStream.objects.values_list("pk", "due_at"))
+    assert all((due[each.name] is None) == (each.delay is None) for each in given[20:])
     assert 235 < stream_due_in(keys[248]) <= 248
 
 
@@ -375,11 +376,11 @@ def test_many_streams_are_released_at_once_each_as_it_should() -> None:
 def test_a_hand_back_clears_the_owner_of_a_stream(after: float | None) -> None:
     (event_id,) = keyed("a")
     keyed("b")
-    take("another", exclude=["a"])
+    take("another", exclude=[":a"])
     take()
     keyed("a")  # written during the lease
     give = dialect().hand_back_streams
-    assert give(connection, me="me", keys=["a", "b"], after=after) == 1
+    assert give(connection, me="me", keys=[":a", ":b"], after=after) == 1
     assert stream("a").locked_by is None
     assert stream_due_in("a") <= 1 if after else stream_due_in("a") > 20
     assert stream("b").locked_by == "another"
@@ -397,7 +398,7 @@ def test_a_hand_back_clears_the_owner_of_a_stream(after: float | None) -> None:
 def test_starts_are_taken_back_by_the_streams_owner_and_never_below_nought() -> None:
     counted, uncounted = keyed("a", 2)
     (theirs,) = keyed("b", rescues=1)
-    take("another", exclude=["a"])
+    take("another", exclude=[":a"])
     take()
     dialect().note_starts(connection, me="me", ids=[counted])
     ids = [counted, uncounted, theirs]
@@ -418,7 +419,7 @@ def test_a_hand_back_waits_for_no_business_transaction() -> None:
         own = engine_connection("default", lock_wait=1)
         try:
             assert dialect().take_back_starts(own, me="me", ids=ids) == 2
-            keys = ["a", "b"]
+            keys = [":a", ":b"]
             return int(dialect().hand_back_streams(own, me="me", keys=keys, after=1.0))
         finally:
             own.close()
@@ -500,8 +501,8 @@ def test_r4_r8_an_open_business_transaction_keeps_nobody_waiting() -> None:
     take("me", lease=20)
     keyed("due", due=-1)
     wanted = stream_claim(limit=10)
-    reading = StreamQuery(me="me", keys=["held", "free"], limit=10)
-    releases = [Release("held", 2, None), Release("free", 1, None)]
+    reading = StreamQuery(me="me", keys=[":held", ":free"], limit=10)
+    releases = [Release(":held", 2, None), Release(":free", 1, None)]
 
     def settled(d: Any, own: Any, event_id: str, decision: Decision) -> int:
         pairs = [(event_id, decision)]
@@ -510,19 +511,19 @@ def test_r4_r8_an_open_business_transaction_keeps_nobody_waiting() -> None:
     with business("due", "held"):
         assert on_own_connection(lambda d, own: d.claim_streams(own, wanted).rows) == []
         found = on_own_connection(lambda d, own: d.read_streams(own, reading))
-        assert sorted(each.key for each in found) == ["free", "held"]
+        assert sorted(each.name for each in found) == [":free", ":held"]
         assert on_own_connection(lambda d, own: settled(d, own, event_id, DONE)) == 1
         assert on_own_connection(lambda d, own: settled(d, own, fenced, RETRY)) == 1
         renewed = on_own_connection(
-            lambda d, own: d.renew_streams(own, me="me", keys=["held", "free"], lease=90)
+            lambda d, own: d.renew_streams(own, me="me", keys=[":held", ":free"], lease=90)
         )
-        assert renewed == ({"free"}, {"held", "free"})
+        assert renewed == ({":free"}, {":held", ":free"})
         starts = on_own_connection(lambda d, own: d.note_starts(own, me="me", ids=[fenced]))
         assert starts == 1
         released = on_own_connection(
             lambda d, own: d.release_streams(own, me="me", streams=releases)
         )
-        assert released == {"free"}
+        assert released == {":free"}
     assert (row(event_id).status, row(fenced).status) == (Status.DONE, Status.RETRY)
     assert stream_due_in("held") <= 20
     assert take() == ["due"]
@@ -537,7 +538,7 @@ def test_r4_the_streams_beside_a_locked_one_are_claimed() -> None:
     with business("locked"):
         taken = on_own_connection(lambda d, own: d.claim_streams(own, wanted).rows)
     assert len(taken) == 2
-    assert "locked" not in {key for key, *_ in taken}
+    assert ":locked" not in {name for name, *_ in taken}
 
 
 @NO_SESSIONS
@@ -547,11 +548,11 @@ def test_r5_a_business_transaction_that_outlasts_the_lease() -> None:
     take("owner", lease=0.3)
     with business("a"):
         assert on_own_connection(
-            lambda d, own: d.renew_streams(own, me="owner", keys=["a"], lease=30)
-        ) == (set(), {"a"})
+            lambda d, own: d.renew_streams(own, me="owner", keys=[":a"], lease=30)
+        ) == (set(), {":a"})
         end_stream_leases_by_time(0.3)
         assert take("heir") == []
-    assert found("heir") == [("a", "owner", "default")]
+    assert found("heir") == [(":a", "owner", "default")]
     assert renew("a", me="owner") == (set(), set())
     assert settle(event_id, me="owner") == 0
     assert not release("a", None, 0, me="owner")
@@ -584,7 +585,7 @@ def test_r3_the_events_are_read_after_the_claim_in_a_snapshot_of_their_own() -> 
             assert d.claim_streams(own, stream_claim(limit=5)).rows
             # The former owner sent this settle before it lost the stream; it commits now.
             OutboxEvent.objects.filter(pk=first).update(status=Status.DONE, done_at=now())
-            (seen,) = d.read_streams(own, StreamQuery(me="me", keys=["a"], limit=5))
+            (seen,) = d.read_streams(own, StreamQuery(me="me", keys=[":a"], limit=5))
         return ids(seen)
 
     assert on_own_connection(claim_then_read) == [second]
@@ -602,11 +603,9 @@ def test_r3_the_events_are_read_after_the_claim_in_a_snapshot_of_their_own() -> 
 def streams_among_many() -> Sequence[str]:
     """20,000 streams, 40 of them due; half of all rows behind one key."""
     clock = now()
-    multiply(OutboxStream(key="idle", seq=1), [f"idle-{n}" for n in range(20_000)])
-    multiply(
-        OutboxStream(key="later", seq=1, due_at=clock + timedelta(seconds=3600)),
-        [f"later-{n}" for n in range(200)],
-    )
+    multiply(stream_row("idle"), names(*(f"idle-{n}" for n in range(20_000))))
+    later = stream_row("later", due_at=clock + timedelta(seconds=3600))
+    multiply(later, names(*(f"later-{n}" for n in range(200))))
     rows = {"due": None, "first_due_at": clock}
     due = [f"due-{n}" for n in range(40)]
     for key in due:
@@ -627,7 +626,7 @@ def test_no_statement_reads_or_sorts_the_whole_table(streams_among_many: Sequenc
     ids = [*OutboxEvent.objects.filter(key__in=some).values_list("pk", flat=True)]
     retries = [(event_id, RETRY) for event_id in ids]
     stream_hold = {"me": "me", "kind": LeaseKind.STREAM}
-    releases = [Release(key, 1, None) for key in due[:20]]
+    releases = [Release(each, 1, None) for each in names(*due[:20])]
     works: dict[str, Callable[[], object]] = {
         "claim": lambda: take(limit=20),
         "next due": next_due,
@@ -641,7 +640,7 @@ def test_no_statement_reads_or_sorts_the_whole_table(streams_among_many: Sequenc
         "renew": lambda: renew(*due[:20]),
         "start back": lambda: dialect().take_back_starts(connection, me="me", ids=ids),
         "hand back": lambda: dialect().hand_back_streams(
-            connection, me="me", keys=due[:20], after=1.0
+            connection, me="me", keys=names(*due[:20]), after=1.0
         ),
     }
     assert large_steps(works) == {}
@@ -701,7 +700,7 @@ def test_r10_killed_between_the_settle_and_the_release() -> None:
     seen = read("a", me="killed")["a"]
     settle(event_id, me="killed")
     end_stream_leases("a")
-    assert found("heir") == [("a", "killed", "default")]
+    assert found("heir") == [(":a", "killed", "default")]
     assert read("a", me="heir")["a"].rows == []
     assert release("a", seen.seq, me="heir")
     assert settle(event_id, me="killed") == 0  # a late return of the killed worker changes nothing

@@ -15,7 +15,7 @@ from django_outbox.models import OutboxEvent, OutboxStream
 from django_outbox.sql import dialect_of
 from tests.databases import vendor
 from tests.plans import analyze, explain, statements, uses
-from tests.table import elsewhere, in_thread, insert, now, row
+from tests.table import elsewhere, in_thread, insert, names, now, row
 from tests.test_stream_queryset import (
     LONG_AGO,
     events,
@@ -154,17 +154,17 @@ def test_heads_and_backlogs() -> None:
     first = events("a", DONE, RETRY, NEW, NEW)
     second = events("b", DEAD, NEW)
     events("c", DONE)
-    keys = ["a", "b", "c", "none"]
+    keys = names("a", "b", "c", "none")
 
     heads = dialect.heads(connection, keys=keys, statuses=(0, 2))
-    assert heads == {"a": first[1], "b": second[1]}
+    assert heads == {":a": first[1], ":b": second[1]}
     assert dialect.heads(connection, keys=keys, statuses=(0, 2, 3)) == {
-        "a": first[1],
-        "b": second[0],
+        ":a": first[1],
+        ":b": second[0],
     }
     counts = dialect.backlogs(connection, keys=keys, most=2)
-    assert counts == {"a": 2, "b": 1, "c": 0, "none": 0}
-    assert dialect.backlogs(connection, keys=["a"], most=100) == {"a": 3}
+    assert counts == {":a": 2, ":b": 1, ":c": 0, ":none": 0}
+    assert dialect.backlogs(connection, keys=[":a"], most=100) == {":a": 3}
 
 
 # --- purge of streams ----------------------------------------------------------------------------
@@ -209,7 +209,7 @@ def test_r7_a_stream_somebody_writes_to_is_not_purged_and_nobody_waits() -> None
     put("z")
     with elsewhere(lambda: write("x", key="k")):
         assert in_thread(OutboxStream.objects.purge).result(5) == 1
-        assert OutboxStream.objects.filter(pk="k").exists()
+        assert OutboxStream.objects.filter(pk=":k").exists()
     assert is_due()  # the write has committed by now
     assert OutboxStream.objects.purge() == 0
     assert OutboxEvent.objects.get().seq == stream().seq == 101
@@ -233,7 +233,7 @@ def test_r7_a_write_right_before_the_delete_keeps_the_stream(
     with transaction.atomic():
         write("x", key="k")
     assert expired._delete_unlocked() == 1
-    assert seen == [["z"]]
+    assert seen == [[":z"]]
 
 
 @several_writers
@@ -301,12 +301,12 @@ def test_looks_at_streams_use_the_index_of_their_events(long_backlog: None) -> N
     """Neither a long backlog behind a head nor finished events make these queries slower."""
     dialect = dialect_of(connection)
     for work in (
-        lambda: dialect.heads(connection, keys=["k", "z"], statuses=(0, 2)),
-        lambda: dialect.heads(connection, keys=["k", "z"], statuses=(0, 2, 3)),
-        lambda: dialect.backlogs(connection, keys=["k", "z"], most=1000),
+        lambda: dialect.heads(connection, keys=[":k", ":z"], statuses=(0, 2)),
+        lambda: dialect.heads(connection, keys=[":k", ":z"], statuses=(0, 2, 3)),
+        lambda: dialect.backlogs(connection, keys=[":k", ":z"], most=1000),
         lambda: [*OutboxStream.objects.expired()],
     ):
         for sql, params in statements(work):
             plan = repr(explain(sql, params))
-            assert uses("outbox_event_key", sql, params), (sql, plan)
+            assert uses("outbox_event_stream", sql, params), (sql, plan)
             assert not [each for each in ("Sort", "filesort", "TEMP") if each in plan], (sql, plan)

@@ -46,7 +46,7 @@ def test_a_claim_of_streams_tells_whether_there_may_be_more(limit: int) -> None:
     keyed("b", due=-20)
     claim = stream_claim(limit=limit)
     found = dialect_of(connection).claim_streams(connection, claim)
-    assert found.rows == [("a", None, "default"), ("b", None, "default")]
+    assert found.rows == [(":a", None, "default"), (":b", None, "default")]
     assert found.found("default").more == (limit == 2)
     assert 29 < found.found("default").waited < 60
     again = dialect_of(connection).claim_streams(connection, claim)

@@ -54,8 +54,8 @@ MUTANTS = (
             ),
             (
                 "sql/base/statements.py",
-                'owned.{self.key} = {event}.{self.key} AND owned.locked_by = %s"',
-                "owned.{self.key} = {event}.{self.key} AND %s <> ''\"",
+                'owned.stream = {event}.stream AND owned.locked_by = %s"',
+                "owned.stream = {event}.stream AND %s <> ''\"",
             ),
         ],
     ),
@@ -72,8 +72,8 @@ MUTANTS = (
             ),
             (
                 "sql/postgresql/streams.py",
-                "AND s.locked_by = %s ORDER BY s.key, e.seq",
-                "AND s.locked_by = %s ORDER BY s.key, e.occurred_at",
+                "AND s.locked_by = %s ORDER BY s.stream, e.seq",
+                "AND s.locked_by = %s ORDER BY s.stream, e.occurred_at",
             ),
         ],
     ),
@@ -527,7 +527,7 @@ MUTANTS = (
         edits=[
             (
                 "delivery/batch.py",
-                "            if each.lease.key in failed:\n",
+                "            if each.lease.stream in failed:\n",
                 "            if False:\n",
             )
         ],

@@ -653,7 +653,7 @@ def held_by(pid: int) -> frozenset[str]:
 
     mine = {"locked_by__contains": f"-{pid}-"}
     events = OutboxEvent.objects.filter(**mine).values_list("pk", flat=True)
-    return frozenset([*events, *OutboxStream.objects.filter(**mine).values_list("pk", flat=True)])
+    return frozenset([*events, *OutboxStream.objects.filter(**mine).values_list("key", flat=True)])
 
 
 def asked(question: Callable[[], bool]) -> bool:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 
-EVENTS = """SELECT event_id, event_type, status, attempts, rescues, available_at, locked_by,
-    locked_at, key, seq FROM outbox_event"""
-STREAMS = "SELECT key, due_at, locked_by, locked_at FROM outbox_stream"
+EVENTS = """SELECT id, event_type, status, attempts, rescues, available_at, locked_by,
+    locked_at, stream, seq FROM outbox_event"""
+STREAMS = "SELECT stream, due_at, locked_by, locked_at FROM outbox_stream"
 BREAKERS = "SELECT name FROM outbox_pause WHERE kind = 'breaker'"
 
 

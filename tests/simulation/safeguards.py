@@ -93,8 +93,8 @@ OWN = (
             ("worker/stream.py", "    seq = stream.seq if delay else None\n", "    seq = None\n"),
             (
                 "worker/stream.py",
-                "Release(stream.key, stream.seq, None, ",
-                "Release(stream.key, None, None, ",
+                "Release(stream.name, stream.seq, None, ",
+                "Release(stream.name, None, None, ",
             ),
         ],
     ),
@@ -108,7 +108,7 @@ OWN = (
         edits=[
             (
                 "models/event_queryset.py",
-                "dialect_of(connection).wake_streams(connection, [key for _, key in batch])",
+                "dialect_of(connection).wake_streams(connection, [stream for _, stream in batch])",
                 "pass",
             )
         ],
@@ -189,8 +189,8 @@ OWN = (
         edits=[
             (
                 "worker/streams.py",
-                "if decision is not DONE or lease.key is None:",
-                "if lease.key is None:",
+                "if decision is not DONE or lease.stream is None:",
+                "if lease.stream is None:",
             )
         ],
     ),
@@ -225,8 +225,8 @@ OWN = (
         edits=[
             (
                 "worker/streams.py",
-                "known = self._streams.setdefault(stream.key, stream)\n",
-                "known = self._streams[stream.key] = stream\n",
+                "known = self._streams.setdefault(stream.name, stream)\n",
+                "known = self._streams[stream.name] = stream\n",
             )
         ],
     ),
@@ -252,7 +252,7 @@ OWN = (
         edits=[
             (
                 "worker/streams.py",
-                "for each in streams if self._streams.get(each.key) is each]",
+                "for each in streams if self._streams.get(each.name) is each]",
                 "for each in streams if False]",
             )
         ],
@@ -272,7 +272,7 @@ OWN = (
         edits=[
             (
                 "worker/queues.py",
-                "if lease.key in held_up or self._start(lease, now):",
+                "if lease.stream in held_up or self._start(lease, now):",
                 "if self._start(lease, now):",
             )
         ],

@@ -59,5 +59,6 @@ def claimed_row(
 
 def lease(event_id: str = "a", *, key: str | None = None, deadline: float = 10_000.0) -> Lease:
     """Return a lease of an event, or of an event of a stream."""
-    found = claimed_row(event_id, KEYED, key=key, seq=1)
+    stream = None if key is None else f":{key}"
+    found = claimed_row(event_id, KEYED, key=key, stream=stream, seq=1)
     return lease_from_row(found, KEYED, deadline=deadline, me="me")

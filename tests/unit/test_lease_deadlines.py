@@ -29,6 +29,7 @@ from tests.unit.scripted import NOW, SCRIPTED, Clock, claimed_row, connection, l
 LEASE = 30.0  # seconds
 SAFE = SAFE_PART * LEASE  # seconds
 KEY = "order-1"
+STREAM = f":{KEY}"
 
 
 class Parts:
@@ -59,7 +60,7 @@ class Parts:
             self.held.add([found])
             self.ready.append(found)
         else:
-            stream = Stream(key, deadline)
+            stream = Stream(f":{key}", deadline)
             self.streams.claimed([stream])
             self.streams.add_events(stream, 1, [found], 0.0)
 
@@ -128,10 +129,10 @@ def take_active_lease(parts: Parts) -> Callable[[], bool]:
 CASES: list[tuple[Callable[[Parts], Callable[[], bool]], str, Any]] = [
     (claim_event, "claim", Claimed([claimed_row("a")])),
     (claim_known_event, "claim", Claimed([claimed_row("a", was="me")])),
-    (claim_stream, "claim_streams", Claimed([(KEY, None, "default")])),
-    (claim_known_stream, "claim_streams", Claimed([(KEY, "me", "default")])),
+    (claim_stream, "claim_streams", Claimed([(STREAM, None, "default")])),
+    (claim_known_stream, "claim_streams", Claimed([(STREAM, "me", "default")])),
     (renew_event, "renew", ({"a"}, {"a"})),
-    (renew_stream, "renew_streams", ({KEY}, {KEY})),
+    (renew_stream, "renew_streams", ({STREAM}, {STREAM})),
     (take_named_lease, "take_lease", True),
     (renew_named_lease, "note_lease", True),
     (take_active_lease, "take_lease", True),
@@ -160,6 +161,6 @@ def test_a_lease_counts_from_before_its_statement(
         return answer
 
     getattr(dialect, statement).side_effect = execute
-    read = StreamRows(KEY, 1, NOW, NOW, [row("a", KEYED, key=KEY, seq=1)])
+    read = StreamRows(STREAM, 1, NOW, NOW, [row("a", KEYED, key=KEY, seq=1)])
     dialect.read_streams.return_value = [read]
     assert act(Parts())() is is_ours

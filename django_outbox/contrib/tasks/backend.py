@@ -161,7 +161,8 @@ class OutboxBackend(BaseTaskBackend):  # type: ignore[misc, unused-ignore]
             return self._defer_unknown(event, error)
         row: Any = OutboxEvent.objects.using(self._connection.alias).get(pk=event.event_id)
         call, runs = event.payload_as(Call), runs_of(row.result)
-        runs.start(row.locked_by or self._owner_of_stream(row.key), row.locked_at or row.created_at)
+        owner = row.locked_by or self._owner_of_stream(row.stream)
+        runs.start(owner, row.locked_at or row.created_at)
         result = self._result(task, call, row, runs, status=TaskResultStatus.RUNNING)
         signals.task_started.send(type(self), task_result=result)
         try:
@@ -280,8 +281,8 @@ class OutboxBackend(BaseTaskBackend):  # type: ignore[misc, unused-ignore]
         )
         return decision.status is Status.DEAD
 
-    def _owner_of_stream(self, key: str | None) -> str:
-        streams = OutboxStream.objects.using(self._connection.alias).filter(key=key or "")
+    def _owner_of_stream(self, stream: str | None) -> str:
+        streams = OutboxStream.objects.using(self._connection.alias).filter(pk=stream or "")
         return str(streams.values_list("locked_by", flat=True).first() or "")
 
     @property

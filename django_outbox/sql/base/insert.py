@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ...events import Event
+from ...events import Event, stream_of
 from ...listeners.queues import first_queue
 from ...queue_settings import DEFAULT_QUEUE
 from ..values import SQL, to_database, to_text
 from .sequence_numbers import SequenceNumbers
 
 STATEMENT_BYTES = 4 * 1024 * 1024  # above max_allowed_packet, MariaDB drops the connection
-PARAMS_PER_ROW = 16
+PARAMS_PER_ROW = 17
 STATEMENT_PARAMS = 60_000  # PostgreSQL's protocol allows 65,535
 
 Written = tuple[Event, str, str | None]  # event, payload text, headers text
@@ -37,6 +37,7 @@ GIVEN = (
     "tenant_id",
     "unique_key",
     "key",
+    "stream",
     "queue",
 )
 COLUMNS = (*GIVEN, "first_due_at", "created_at", "available_at", "seq", "deliver_at")
@@ -79,15 +80,20 @@ class Inserting(SequenceNumbers):
             return ("", []), [NULL] * len(rows)
         counts = Counter(event.key for event in keyed)
         queues = {event.key: queue_of_new(event) for event in reversed(keyed)}
-        places = [(key, count, queues[key]) for key, count in counts.items() if key is not None]
+        places = [
+            (stream_of("", key), count, queues[key])
+            for key, count in counts.items()
+            if key is not None
+        ]
         taken = self.number(connection, places)
         seqs: list[SQL] = []
         for event, _, _ in reversed(rows):
             if event.key is None:
                 seqs.append(NULL)
             else:
-                seqs.append(("%s", [taken[event.key]]))
-                taken[event.key] -= 1
+                stream = stream_of("", event.key)
+                seqs.append(("%s", [taken[stream]]))
+                taken[stream] -= 1
         return ("", []), seqs[::-1]
 
     def _insert_of(
@@ -123,6 +129,7 @@ class Inserting(SequenceNumbers):
             event.tenant_id,
             event.unique_key,
             event.key,
+            None if event.key is None else stream_of("", event.key),
             None if queue == DEFAULT_QUEUE else queue,
         )
         due, due_params = self._due_time(connection, event)

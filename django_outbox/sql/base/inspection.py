@@ -36,8 +36,8 @@ class Inspection(EventLeases):
         """Return the id of each stream's first event that has one of these statuses."""
         conditions = self._conditions(statuses)
         select = (
-            f"SELECT * FROM (SELECT {self.key}, seq, id FROM {self._event(connection)} "
-            f"WHERE {self.key} = %s AND {{}} ORDER BY seq LIMIT 1) head"
+            f"SELECT * FROM (SELECT stream, seq, id FROM {self._event(connection)} "
+            f"WHERE stream = %s AND {{}} ORDER BY seq LIMIT 1) head"
         )
         first: dict[str, tuple[int, str]] = {}
         for found, seq, row_id in self._for_each_key(
@@ -51,8 +51,8 @@ class Inspection(EventLeases):
     ) -> dict[str, int]:
         """Count each stream's unsettled events, up to ``most``."""
         select = (
-            f"SELECT MAX({self.key}), COUNT(*) FROM (SELECT {self.key} "
-            f"FROM {self._event(connection)} WHERE {self.key} = %s "
+            f"SELECT MAX(stream), COUNT(*) FROM (SELECT stream "
+            f"FROM {self._event(connection)} WHERE stream = %s "
             f"AND status IN (0, 2) AND {INDEXED} LIMIT {int(most)}) backlog"
         )
         found = dict(self._for_each_key(connection, keys, [select]))
@@ -64,7 +64,7 @@ class Inspection(EventLeases):
         """Return the ids of the first unsettled events of each stream, at most ``most`` of each."""
         selects = [
             f"SELECT * FROM (SELECT seq, id FROM {self._event(connection)} "
-            f"WHERE {self.key} = %s AND {each} ORDER BY seq LIMIT {int(most)}) waiting"
+            f"WHERE stream = %s AND {each} ORDER BY seq LIMIT {int(most)}) waiting"
             for each in self._conditions([0, 2])
         ]
         return [row_id for _, row_id in self._for_each_key(connection, keys, selects)]

@@ -13,14 +13,15 @@ from typing import Any
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...conf import current
+from ...events import split_stream
 from ...queue_settings import DEFAULT_QUEUE
 from ..values import marks
 from .statements import Statements
 
-# Sorted keys, how many numbers each needs, and the queue of its first new event.
+# Sorted streams, how many numbers each needs, and the queue of its first new event.
 Places = Sequence[tuple[str, int, str]]
 
-KEYS = 300  # per statement: with three parameters each, below the limit of 999 in old SQLite
+STREAMS = 190  # per statement: with five parameters each, below the limit of 999 in old SQLite
 
 # New due time of a stream that gets an event. Here a head that waits for its retry blocks it:
 UNLESS_SET = "COALESCE({row}due_at, {now})"
@@ -43,19 +44,19 @@ class SequenceNumbers(Statements):
             last.update(self._number(connection, some))
         return last
 
-    def wake_streams(self, connection: BaseDatabaseWrapper, keys: Sequence[str]) -> None:
+    def wake_streams(self, connection: BaseDatabaseWrapper, streams: Sequence[str]) -> None:
         """Give streams a new version and make them due, even if purged or waiting for a retry."""
-        for places in _parts([(key, 1, DEFAULT_QUEUE) for key in dict.fromkeys(keys)]):
+        for places in _parts([(stream, 1, DEFAULT_QUEUE) for stream in dict.fromkeys(streams)]):
             self._run(connection, *self._upsert(connection, places, due=UNLESS_LEASED))
 
     def _number(self, connection: BaseDatabaseWrapper, places: Places) -> Mapping[str, int]:
         self._run(connection, *self._upsert(connection, places, due=due_of_followers()))
-        keys = [key for key, _, _ in places]
+        streams = [stream for stream, _, _ in places]
         with connection.cursor() as cursor:
             cursor.execute(
-                f"SELECT {self.key}, seq FROM {self._stream(connection)} "
-                f"WHERE {self.key} IN ({marks(keys)})",
-                keys,
+                f"SELECT stream, seq FROM {self._stream(connection)} "
+                f"WHERE stream IN ({marks(streams)})",
+                streams,
             )
             return dict(cursor.fetchall())
 
@@ -63,12 +64,13 @@ class SequenceNumbers(Statements):
         self, connection: BaseDatabaseWrapper, places: Places, *, due: str
     ) -> tuple[str, list[Any]]:
         """Return the statement and its parameters. It locks rows in the order of ``places``."""
-        rows = ", ".join([f"(%s, {self.now_micros} + %s, {self.now}, %s)"] * len(places))
+        rows = ", ".join([f"(%s, %s, %s, {self.now_micros} + %s, {self.now}, %s)"] * len(places))
         idle = IF_IDLE.format(row="st.", new="EXCLUDED.queue")
         sql = (
-            f"INSERT INTO {self._stream(connection)} AS st (key, seq, due_at, queue) VALUES {rows} "
+            f"INSERT INTO {self._stream(connection)} AS st "
+            f"(stream, key, lane, seq, due_at, queue) VALUES {rows} "
             # The clock is constant within a statement, so it cancels out: the count remains.
-            f"ON CONFLICT (key) DO UPDATE SET queue = {idle}, "
+            f"ON CONFLICT (stream) DO UPDATE SET queue = {idle}, "
             f"seq = st.seq + 1 + EXCLUDED.seq - {self.now_micros}, "
             f"due_at = {due.format(row='st.', now=self.now)}"
         )
@@ -76,7 +78,11 @@ class SequenceNumbers(Statements):
 
 
 def upsert_values(places: Places) -> list[Any]:
-    return [value for key, count, queue in places for value in (key, count - 1, queue)]
+    return [
+        value
+        for stream, count, queue in places
+        for value in (stream, *reversed(split_stream(stream)), count - 1, queue)
+    ]
 
 
 def due_of_followers() -> str:
@@ -89,5 +95,5 @@ def due_of_followers() -> str:
 def _parts(places: Places) -> Iterator[Places]:
     """Split by statement. Keys are sorted: writers of the same keys wait instead of deadlocking."""
     places = sorted(places)
-    for start in range(0, len(places), KEYS):
-        yield places[start : start + KEYS]
+    for start in range(0, len(places), STREAMS):
+        yield places[start : start + STREAMS]

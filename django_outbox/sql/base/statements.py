@@ -97,7 +97,7 @@ class Statements(ABC):
         ):  # EXISTS, because a join would wait for streams that writers lock
             fence = (
                 f"{event}.status IN (0, 2) AND EXISTS (SELECT 1 FROM {self._stream(connection)} "
-                f"owned WHERE owned.{self.key} = {event}.{self.key} AND owned.locked_by = %s"
+                f"owned WHERE owned.stream = {event}.stream AND owned.locked_by = %s"
                 f"{self.owned_by_key})"
             )
         if as_read is None:

@@ -19,7 +19,7 @@ from .statements import Statements
 class StreamLeases(Statements):
     @abstractmethod
     def claim_streams(self, connection: BaseDatabaseWrapper, claim: StreamClaim) -> Claimed:
-        """Lease due streams, oldest due first; return (key, previous owner, queue) of each."""
+        """Lease due streams, oldest due first; return (name, previous owner, queue) of each."""
 
     @abstractmethod
     def read_streams(self, connection: BaseDatabaseWrapper, read: StreamQuery) -> list[StreamRows]:
@@ -83,7 +83,7 @@ class StreamLeases(Statements):
     ) -> list[SQL]:
         """Return the condition of each branch of a claim, followed by its order."""
         until, found, excluded = self._until(connection, claim.at), [], [*claim.exclude]
-        others = f" AND {self.key} NOT IN ({marks(excluded)})" if excluded else ""
+        others = f" AND stream NOT IN ({marks(excluded)})" if excluded else ""
         for branch in claim.branches:
             after = None if branch.since is None else (self.now_plus, [-branch.since])
             due, params = self._in_queue(branch.queue, column="due_at", after=after, until=until)

@@ -23,7 +23,7 @@ PRIMARY_KEYS = {
     "outbox_event": "id",
     "outbox_inbox": "id",
     "outbox_statistics": "id",
-    "outbox_stream": "key",
+    "outbox_stream": "stream",
 }
 
 

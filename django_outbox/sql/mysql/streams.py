@@ -62,13 +62,13 @@ class MySQLStreams(StreamLeases, Inserting):
         self, connection: BaseDatabaseWrapper, places: Places, *, due: str
     ) -> tuple[str, list[Any]]:
         stream = self._stream(connection)
-        row = f"(%s, LAST_INSERT_ID({self.now_micros} + %s), {self.now}, %s)"
+        row = f"(%s, %s, %s, LAST_INSERT_ID({self.now_micros} + %s), {self.now}, %s)"
         # MySQL warns about VALUES() on each statement; MariaDB has no row alias.
         is_mariadb = connection.mysql_is_mariadb  # type: ignore[attr-defined]
         alias, new = ("", "VALUES({})") if is_mariadb else (" AS new", "new.{}")
         idle = IF_IDLE.format(row=f"{stream}.", new=new.format("queue"))
         sql = (
-            f"INSERT INTO {stream} (`key`, seq, due_at, queue) "
+            f"INSERT INTO {stream} (stream, `key`, lane, seq, due_at, queue) "
             f"VALUES {', '.join([row] * len(places))}"
             f"{alias} ON DUPLICATE KEY UPDATE queue = {idle}, "
             f"seq = LAST_INSERT_ID({stream}.seq + 1 + {new.format('seq')} - {self.now_micros}), "
@@ -83,7 +83,7 @@ class MySQLStreams(StreamLeases, Inserting):
         sql, params = union(
             [
                 (
-                    f"""SELECT `key`, locked_by, queue, due_at, {self.now}
+                    f"""SELECT stream, locked_by, queue, due_at, {self.now}
             FROM {table} WHERE {where}{skip_locked(connection)}""",
                     given,
                 )
@@ -102,9 +102,9 @@ class MySQLStreams(StreamLeases, Inserting):
             connection,
             # A stream that was claimed since the SELECT is due later.
             f"""UPDATE (
-                SELECT `key` FROM {stream} FORCE INDEX (PRIMARY)
-                WHERE `key` IN ({marks(keys)}) AND due_at <= %s LIMIT %s{skip_locked(connection)}
-            ) unlocked STRAIGHT_JOIN {stream} s FORCE INDEX (PRIMARY) ON s.`key` = unlocked.`key`
+                SELECT stream FROM {stream} FORCE INDEX (PRIMARY)
+                WHERE stream IN ({marks(keys)}) AND due_at <= %s LIMIT %s{skip_locked(connection)}
+            ) unlocked STRAIGHT_JOIN {stream} s FORCE INDEX (PRIMARY) ON s.stream = unlocked.stream
             SET s.due_at = {self.now_plus}, s.locked_by = %s, s.locked_at = {self.now}""",
             [*keys, to_database(newest, connection), ALL, claim.lease, claim.me],
         )
@@ -112,7 +112,7 @@ class MySQLStreams(StreamLeases, Inserting):
         if taken < len(rows):
             with connection.cursor() as cursor:
                 cursor.execute(
-                    f"""SELECT `key` FROM {stream} WHERE `key` IN ({marks(keys)})
+                    f"""SELECT stream FROM {stream} WHERE stream IN ({marks(keys)})
                     AND locked_by = %s AND due_at > {self.now}""",
                     [*keys, claim.me],
                 )
@@ -123,14 +123,14 @@ class MySQLStreams(StreamLeases, Inserting):
     def read_streams(self, connection: BaseDatabaseWrapper, read: StreamQuery) -> list[StreamRows]:
         with connection.cursor() as cursor:
             cursor.execute(
-                f"""SELECT `key`, seq, locked_at, {self.now} FROM {self._stream(connection)}
-                WHERE `key` IN ({marks(read.keys)}) AND locked_by = %s""",
+                f"""SELECT stream, seq, locked_at, {self.now} FROM {self._stream(connection)}
+                WHERE stream IN ({marks(read.keys)}) AND locked_by = %s""",
                 [*read.keys, read.me],
             )
             found = [StreamRows(*row) for row in cursor.fetchall()]
-        events = self._heads(connection, read, [each.key for each in found])
+        events = self._heads(connection, read, [each.name for each in found])
         for each in found:
-            rows = sorted(events.get(each.key, ()), key=lambda row: row[KEYED.index("seq")])
+            rows = sorted(events.get(each.name, ()), key=lambda row: row[KEYED.index("seq")])
             each.rows = rows[: read.limit]
         return found
 
@@ -142,8 +142,8 @@ class MySQLStreams(StreamLeases, Inserting):
         statuses = ["status = 0", f"status = 2{due}", *["status = 3"] * read.dead_too]
         columns = ", ".join(f"`{name}`" for name in KEYED)
         selects = [
-            f"(SELECT {columns} FROM {self._event_by_key(connection)} "
-            f"WHERE `key` = %s AND {status} ORDER BY seq LIMIT %s)"
+            f"(SELECT {columns} FROM {self._events_in_order(connection)} "
+            f"WHERE stream = %s AND {status} ORDER BY seq LIMIT %s)"
             for status in statuses
         ]
         found: dict[str, list[Row]] = {}
@@ -156,7 +156,7 @@ class MySQLStreams(StreamLeases, Inserting):
                     [each for key in some for _ in selects for each in (key, read.limit)],
                 )
                 for row in cursor.fetchall():
-                    found.setdefault(row[KEYED.index("key")], []).append(row)
+                    found.setdefault(row[KEYED.index("stream")], []).append(row)
         return found
 
     def next_retries(
@@ -164,13 +164,13 @@ class MySQLStreams(StreamLeases, Inserting):
     ) -> dict[str, datetime]:
         event = self._event(connection)
         reachable = (
-            f"""AND NOT EXISTS (SELECT 1 FROM {event} dead WHERE dead.`key` = {event}.`key`
+            f"""AND NOT EXISTS (SELECT 1 FROM {event} dead WHERE dead.stream = {event}.stream
                 AND dead.seq < {event}.seq AND dead.status = 3)"""
         ) * read.dead_too
         with connection.cursor() as cursor:
             cursor.execute(
-                f"""SELECT `key`, MIN(deliver_at) FROM {self._event_by_key(connection)}
-                WHERE `key` IN ({marks(read.keys)}) AND status = 2 {reachable} GROUP BY `key`""",
+                f"""SELECT stream, MIN(deliver_at) FROM {self._events_in_order(connection)}
+                WHERE stream IN ({marks(read.keys)}) AND status = 2 {reachable} GROUP BY stream""",
                 [*read.keys],
             )
             found = {row[0]: stored_instant(row[1]) for row in cursor.fetchall()}
@@ -201,20 +201,20 @@ class MySQLStreams(StreamLeases, Inserting):
         self, connection: BaseDatabaseWrapper, *, me: str, keys: Sequence[str], lease: float
     ) -> tuple[set[str], set[str]]:
         stream = self._stream(connection)
-        mine, params = f"`key` IN ({marks(keys)}) AND locked_by = %s", [*keys, me]
+        mine, params = f"stream IN ({marks(keys)}) AND locked_by = %s", [*keys, me]
         taken = self._run(
             connection,
             f"""UPDATE (
-                SELECT `key` FROM {stream} FORCE INDEX (PRIMARY)
+                SELECT stream FROM {stream} FORCE INDEX (PRIMARY)
                 WHERE {mine} LIMIT %s{skip_locked(connection)}
-            ) unlocked STRAIGHT_JOIN {stream} s FORCE INDEX (PRIMARY) ON s.`key` = unlocked.`key`
+            ) unlocked STRAIGHT_JOIN {stream} s FORCE INDEX (PRIMARY) ON s.stream = unlocked.stream
             SET s.due_at = {self.now_plus}""",
             [*params, ALL, lease],
         )
         if taken == len(keys):
             return set(keys), set(keys)
         with connection.cursor() as cursor:
-            cursor.execute(f"SELECT `key`, due_at FROM {stream} WHERE {mine}", params)
+            cursor.execute(f"SELECT stream, due_at FROM {stream} WHERE {mine}", params)
             return renewed_of(cursor.fetchall(), taken)
 
     def release_streams(
@@ -228,35 +228,35 @@ class MySQLStreams(StreamLeases, Inserting):
     def _release_streams(
         self, connection: BaseDatabaseWrapper, me: str, streams: Sequence[Release]
     ) -> set[str]:
-        stream, keys = self._stream(connection), [each.key for each in streams]
-        mine = f"`key` IN ({marks(keys)}) AND locked_by = %s"
+        stream, keys = self._stream(connection), [each.name for each in streams]
+        mine = f"stream IN ({marks(keys)}) AND locked_by = %s"
         params: list[Any] = [*keys, me]
         if read := [each for each in streams if each.seq is not None]:
-            mine += f" AND seq = CASE `key` {'WHEN %s THEN %s ' * len(read)}ELSE seq END"
-            params += [value for each in read for value in (each.key, each.seq)]
+            mine += f" AND seq = CASE stream {'WHEN %s THEN %s ' * len(read)}ELSE seq END"
+            params += [value for each in read for value in (each.name, each.seq)]
         if read := [each for each in streams if each.locked_at is not None]:
             leased = "WHEN %s THEN CAST(%s AS DATETIME(6)) " * len(read)
-            mine += f" AND locked_at = CASE `key` {leased}ELSE locked_at END"
-            params += [value for each in read for value in (each.key, each.locked_at)]
-        due = f"CASE s.`key` {f'WHEN %s THEN {self.now_plus} ' * len(keys)}END"
-        values: list[Any] = [value for each in streams for value in (each.key, each.delay)]
+            mine += f" AND locked_at = CASE stream {leased}ELSE locked_at END"
+            params += [value for each in read for value in (each.name, each.locked_at)]
+        due = f"CASE s.stream {f'WHEN %s THEN {self.now_plus} ' * len(keys)}END"
+        values: list[Any] = [value for each in streams for value in (each.name, each.delay)]
         queue = ""
         if moved := [each for each in streams if each.queue is not None]:
-            queue = f"s.queue = CASE s.`key` {'WHEN %s THEN %s ' * len(moved)}ELSE s.queue END, "
-            values += [value for each in moved for value in (each.key, each.queue)]
+            queue = f"s.queue = CASE s.stream {'WHEN %s THEN %s ' * len(moved)}ELSE s.queue END, "
+            values += [value for each in moved for value in (each.name, each.queue)]
         taken = self._run(
             connection,
             f"""UPDATE (
-                SELECT `key` FROM {stream} FORCE INDEX (PRIMARY)
+                SELECT stream FROM {stream} FORCE INDEX (PRIMARY)
                 WHERE {mine} LIMIT %s{skip_locked(connection)}
-            ) unlocked STRAIGHT_JOIN {stream} s FORCE INDEX (PRIMARY) ON s.`key` = unlocked.`key`
+            ) unlocked STRAIGHT_JOIN {stream} s FORCE INDEX (PRIMARY) ON s.stream = unlocked.stream
             SET s.due_at = {due}, {queue}s.locked_by = NULL, s.locked_at = {self.now}""",
             [*params, ALL, *values],
         )
         if taken in (0, len(keys)):
             return set(keys) if taken else set()
         with connection.cursor() as cursor:
-            sql = f"SELECT `key`, locked_by FROM {stream} WHERE `key` IN ({marks(keys)})"
+            sql = f"SELECT stream, locked_by FROM {stream} WHERE stream IN ({marks(keys)})"
             cursor.execute(sql, keys)
             return released_of(cursor.fetchall(), me, taken)
 
@@ -268,9 +268,9 @@ class MySQLStreams(StreamLeases, Inserting):
         return self._run(
             connection,
             f"""UPDATE (
-                SELECT `key` FROM {stream} FORCE INDEX (PRIMARY)
-                WHERE `key` IN ({marks(keys)}) AND locked_by = %s LIMIT %s{skip_locked(connection)}
-            ) unlocked STRAIGHT_JOIN {stream} s FORCE INDEX (PRIMARY) ON s.`key` = unlocked.`key`
+                SELECT stream FROM {stream} FORCE INDEX (PRIMARY)
+                WHERE stream IN ({marks(keys)}) AND locked_by = %s LIMIT %s{skip_locked(connection)}
+            ) unlocked STRAIGHT_JOIN {stream} s FORCE INDEX (PRIMARY) ON s.stream = unlocked.stream
             SET {due} s.locked_by = NULL, s.locked_at = {self.now}""",
             [*keys, me, ALL, *seconds],
         )
@@ -283,16 +283,16 @@ class MySQLStreams(StreamLeases, Inserting):
         return self._run(
             connection,
             f"""UPDATE (
-                SELECT `key` FROM {self._streams_by_due(connection)} WHERE {due}
+                SELECT stream FROM {self._streams_by_due(connection)} WHERE {due}
                 ORDER BY due_at LIMIT %s{skip_locked(connection)}
-            ) unlocked STRAIGHT_JOIN {stream} s FORCE INDEX (PRIMARY) ON s.`key` = unlocked.`key`
+            ) unlocked STRAIGHT_JOIN {stream} s FORCE INDEX (PRIMARY) ON s.stream = unlocked.stream
             SET s.queue = %s""",
             [*params, limit, queue],
         )
 
-    def _event_by_key(self, connection: BaseDatabaseWrapper) -> str:
+    def _events_in_order(self, connection: BaseDatabaseWrapper) -> str:
         # For a key with half of all rows, the optimizer would scan and sort them despite LIMIT.
-        return f"{self._event(connection)} FORCE INDEX ({index_name('outbox_event_key')})"
+        return f"{self._event(connection)} FORCE INDEX ({index_name('outbox_event_stream')})"
 
     def _streams_by_due(self, connection: BaseDatabaseWrapper) -> str:
         return f"{self._stream(connection)} FORCE INDEX ({index_name('outbox_stream_queue')})"

@@ -61,7 +61,7 @@ class MySQLUpkeep(Upkeep, Inspection):
         if not ids:
             return 0
         if table == "outbox_stream":  # with a list, MariaDB scans a small table, as below
-            sql = f"DELETE FROM {name} WHERE `key` = %s"
+            sql = f"DELETE FROM {name} WHERE stream = %s"
             return sum(self._run(connection, sql, [each]) for each in ids)
         # It would scan a small table, and so wait for all locked rows. MariaDB obeys FORCE INDEX in
         # a DELETE only if it tests more than the key, though it be a condition that always holds.
@@ -162,7 +162,7 @@ class MySQLUpkeep(Upkeep, Inspection):
         return [f"status = {int(status)}" for status in statuses]
 
     def _by_death(self, connection: BaseDatabaseWrapper) -> str:
-        return f"{self._event(connection)} FORCE INDEX ({index_name('outbox_event_key')})"
+        return f"{self._event(connection)} FORCE INDEX ({index_name('outbox_event_stream')})"
 
     def dead_condition(
         self, connection: BaseDatabaseWrapper, *, span: tuple[str | None, str | None], most: int
@@ -176,4 +176,4 @@ class MySQLUpkeep(Upkeep, Inspection):
 
     def _deaths(self, connection: BaseDatabaseWrapper) -> Sequence[str]:
         # Those without a key are adjacent in the index, newest last; all others there are read.
-        return ["`key` IS NULL AND status = 3 AND seq IS NULL", "`key` > '' AND status = 3"]
+        return ["stream IS NULL AND status = 3 AND seq IS NULL", "stream > '' AND status = 3"]

@@ -9,7 +9,7 @@ from typing import Any
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...conf import CENTURY
-from ...events import stored_instant
+from ...events import stored_instant, stream_of
 from ..base.insert import Inserting, Written, queue_of_new
 from ..base.sequence_numbers import Places, due_of_followers
 from ..base.streams import StreamLeases
@@ -37,14 +37,14 @@ class PostgresStreams(StreamLeases, Inserting):
         event = rows[0][0]
         if event.key is None or len(rows) > 1:
             return super()._places(connection, rows)
-        place = (event.key, 1, queue_of_new(event))
+        place = (stream_of("", event.key), 1, queue_of_new(event))
         upsert, params = self._upsert(connection, [place], due=due_of_followers())
         return (f"WITH s AS ({upsert} RETURNING seq) ", params), [("(SELECT seq FROM s)", [])]
 
     def _number(self, connection: BaseDatabaseWrapper, places: Places) -> Mapping[str, int]:
         upsert, params = self._upsert(connection, places, due=due_of_followers())
         with connection.cursor() as cursor:
-            cursor.execute(f"{upsert} RETURNING key, seq", params)
+            cursor.execute(f"{upsert} RETURNING stream, seq", params)
             return dict(cursor.fetchall())
 
     def claim_streams(self, connection: BaseDatabaseWrapper, claim: StreamClaim) -> Claimed:
@@ -60,21 +60,21 @@ class PostgresStreams(StreamLeases, Inserting):
         )
         # As in the claim of events.
         chosen = f"""SELECT chosen.* FROM {branches} b (queue, n, age), LATERAL (
-            SELECT key, due_at, locked_by FROM {stream}
+            SELECT stream, due_at, locked_by FROM {stream}
             WHERE (queue, due_at) >= (b.queue, {self.now} - b.age * interval '1 second')
             AND (queue, due_at) <= (b.queue, {until[0]})
-            AND due_at IS NOT NULL AND key <> ALL(%s)
+            AND due_at IS NOT NULL AND stream <> ALL(%s)
             ORDER BY queue, due_at LIMIT b.n FOR UPDATE SKIP LOCKED) chosen"""
         rows = lease_chosen(
             connection,
             table=stream,
-            primary_key="key",
+            primary_key="stream",
             chosen=(chosen, [*given, *until[1], [*claim.exclude]]),
             changes=(
                 f"due_at = {self.now_plus}, locked_by = %s, locked_at = {self.now}",
                 [claim.lease, claim.me],
             ),
-            returning=f"""e.key, before.locked_by, e.queue, {utc("before.due_at")},
+            returning=f"""e.stream, before.locked_by, e.queue, {utc("before.due_at")},
                 {utc("e.locked_at")}""",
         )
         rows.sort(key=lambda row: row[3])
@@ -88,12 +88,12 @@ class PostgresStreams(StreamLeases, Inserting):
         columns = ", ".join(utc(f"e.{name}") if name in INSTANTS else f"e.{name}" for name in KEYED)
         with connection.cursor() as cursor:
             cursor.execute(
-                f"""SELECT s.key, s.seq, s.locked_at, {utc(self.now)}, {columns}
+                f"""SELECT s.stream, s.seq, s.locked_at, {utc(self.now)}, {columns}
                 FROM {self._stream(connection)} s LEFT JOIN LATERAL (
                     SELECT {", ".join(KEYED)} FROM {self._event(connection)} e
-                    WHERE e.key = s.key AND status IN {statuses}{due} ORDER BY e.seq LIMIT %s
+                    WHERE e.stream = s.stream AND status IN {statuses}{due} ORDER BY e.seq LIMIT %s
                 ) e ON true
-                WHERE s.key = ANY(%s) AND s.locked_by = %s ORDER BY s.key, e.seq""",
+                WHERE s.stream = ANY(%s) AND s.locked_by = %s ORDER BY s.stream, e.seq""",
                 [read.limit, [*read.keys], read.me],
             )
             rows = cursor.fetchall()
@@ -110,13 +110,13 @@ class PostgresStreams(StreamLeases, Inserting):
         event = self._event(connection)
         # The index is partial: a query has to repeat its condition.
         reachable = (
-            f"""AND NOT EXISTS (SELECT 1 FROM {event} dead WHERE dead.key = e.key
+            f"""AND NOT EXISTS (SELECT 1 FROM {event} dead WHERE dead.stream = e.stream
                 AND dead.seq < e.seq AND dead.status = 3 AND dead.status IN (0, 2, 3))"""
         ) * read.dead_too
         with connection.cursor() as cursor:
             cursor.execute(
-                f"""SELECT key, {utc("MIN(deliver_at)")} FROM {event} e WHERE key = ANY(%s)
-                AND status = 2 AND status IN (0, 2, 3) {reachable} GROUP BY key""",
+                f"""SELECT stream, {utc("MIN(deliver_at)")} FROM {event} e WHERE stream = ANY(%s)
+                AND status = 2 AND status IN (0, 2, 3) {reachable} GROUP BY stream""",
                 [[*read.keys]],
             )
             found = {row[0]: stored_instant(row[1]) for row in cursor.fetchall()}
@@ -146,20 +146,20 @@ class PostgresStreams(StreamLeases, Inserting):
         self, connection: BaseDatabaseWrapper, *, me: str, keys: Sequence[str], lease: float
     ) -> tuple[set[str], set[str]]:
         stream = self._stream(connection)
-        mine = "key = ANY(%s) AND locked_by = %s"
+        mine = "stream = ANY(%s) AND locked_by = %s"
         params: list[Any] = [[*keys], me]
         taken = self._run(
             connection,
             f"""WITH unlocked AS MATERIALIZED (
-                SELECT key FROM {stream} WHERE {mine} FOR UPDATE SKIP LOCKED)
+                SELECT stream FROM {stream} WHERE {mine} FOR UPDATE SKIP LOCKED)
             UPDATE {stream} s SET due_at = {self.now_plus}
-            FROM unlocked WHERE s.key = unlocked.key""",
+            FROM unlocked WHERE s.stream = unlocked.stream""",
             [*params, lease],
         )
         if taken == len(keys):
             return set(keys), set(keys)
         with connection.cursor() as cursor:
-            cursor.execute(f"SELECT key, due_at FROM {stream} WHERE {mine}", params)
+            cursor.execute(f"SELECT stream, due_at FROM {stream} WHERE {mine}", params)
             return renewed_of(cursor.fetchall(), taken)
 
     def release_streams(
@@ -173,11 +173,11 @@ class PostgresStreams(StreamLeases, Inserting):
             # would scan.
             cursor.execute(
                 f"""WITH given AS MATERIALIZED (
-                    SELECT mine.key, NULLIF(v.delay, -1) AS delay, NULLIF(v.queue, '') AS queue
+                    SELECT mine.stream, NULLIF(v.delay, -1) AS delay, NULLIF(v.queue, '') AS queue
                     FROM unnest(%s::text[], %s::bigint[], %s::text[], %s::float8[],
-                        %s::text[]) v (key, seq, locked_at, delay, queue),
+                        %s::text[]) v (stream, seq, locked_at, delay, queue),
                     LATERAL (
-                        SELECT s.key FROM {stream} s WHERE s.key = v.key
+                        SELECT s.stream FROM {stream} s WHERE s.stream = v.stream
                         AND s.seq = COALESCE(NULLIF(v.seq, -1), s.seq) AND s.locked_by = %s
                         AND s.locked_at =
                             COALESCE(NULLIF(v.locked_at, '')::timestamptz, s.locked_at)
@@ -185,9 +185,9 @@ class PostgresStreams(StreamLeases, Inserting):
                 UPDATE {stream} s SET due_at = {self.now} + given.delay * interval '1 second',
                     queue = COALESCE(given.queue, s.queue),
                     locked_by = NULL, locked_at = {self.now}
-                FROM given WHERE s.key = given.key RETURNING s.key""",
+                FROM given WHERE s.stream = given.stream RETURNING s.stream""",
                 [
-                    [each.key for each in streams],
+                    [each.name for each in streams],
                     [-1 if each.seq is None else each.seq for each in streams],
                     [str(each.locked_at or "") for each in streams],
                     [-1.0 if each.delay is None else each.delay for each in streams],
@@ -205,10 +205,10 @@ class PostgresStreams(StreamLeases, Inserting):
         return self._run(
             connection,
             f"""WITH unlocked AS MATERIALIZED (
-                SELECT key FROM {stream} WHERE key = ANY(%s) AND locked_by = %s
+                SELECT stream FROM {stream} WHERE stream = ANY(%s) AND locked_by = %s
                 FOR UPDATE SKIP LOCKED)
             UPDATE {stream} s SET {due} locked_by = NULL, locked_at = {self.now}
-            FROM unlocked WHERE s.key = unlocked.key""",
+            FROM unlocked WHERE s.stream = unlocked.stream""",
             [[*keys], me, *seconds],
         )
 
@@ -220,8 +220,8 @@ class PostgresStreams(StreamLeases, Inserting):
         return self._run(
             connection,
             f"""WITH unlocked AS MATERIALIZED (
-                SELECT key FROM {stream} WHERE {due}
+                SELECT stream FROM {stream} WHERE {due}
                 ORDER BY queue, due_at LIMIT %s FOR UPDATE SKIP LOCKED)
-            UPDATE {stream} s SET queue = %s FROM unlocked WHERE s.key = unlocked.key""",
+            UPDATE {stream} s SET queue = %s FROM unlocked WHERE s.stream = unlocked.stream""",
             [*params, limit, queue],
         )

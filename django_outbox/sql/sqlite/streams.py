@@ -34,15 +34,9 @@ STREAMS = 100  # per release: a CASE with a branch per stream makes the cost qua
 class SQLiteStreams(StreamLeases):
     def claim_streams(self, connection: BaseDatabaseWrapper, claim: StreamClaim) -> Claimed:
         stream = self._stream(connection)
-        sql, params = union(
-            [
-                (
-                    f"SELECT key, locked_by, queue, due_at, {self.now} FROM {stream} WHERE {where}",
-                    given,
-                )
-                for where, given in self._branches_of_streams(connection, claim)
-            ]
-        )
+        select = f"SELECT stream, locked_by, queue, due_at, {self.now} FROM {stream}"
+        branches = self._branches_of_streams(connection, claim)
+        sql, params = union([(f"{select} WHERE {where}", given) for where, given in branches])
         with connection.cursor() as cursor:
             cursor.execute(sql, params)
             rows: list[Row] = [*cursor.fetchall()]
@@ -55,14 +49,14 @@ class SQLiteStreams(StreamLeases):
             connection,
             # A stream that was claimed since the SELECT is due later. The plus as for events.
             f"""UPDATE {stream} SET due_at = {self.now_plus}, locked_by = %s, locked_at = {self.now}
-            WHERE key IN ({marks(keys)}) AND +due_at <= %s""",
+            WHERE stream IN ({marks(keys)}) AND +due_at <= %s""",
             [claim.lease, claim.me, *keys, to_database(newest, connection)],
         )
         mine = set(keys)
         if taken < len(rows):
             with connection.cursor() as cursor:
                 cursor.execute(
-                    f"""SELECT key FROM {stream} WHERE key IN ({marks(keys)})
+                    f"""SELECT stream FROM {stream} WHERE stream IN ({marks(keys)})
                     AND locked_by = %s AND due_at > {self.now}""",
                     [*keys, claim.me],
                 )
@@ -73,8 +67,8 @@ class SQLiteStreams(StreamLeases):
     def read_streams(self, connection: BaseDatabaseWrapper, read: StreamQuery) -> list[StreamRows]:
         with connection.cursor() as cursor:
             cursor.execute(
-                f"""SELECT key, seq, +locked_at, {self.now} FROM {self._stream(connection)}
-                WHERE key IN ({marks(read.keys)}) AND locked_by = %s""",
+                f"""SELECT stream, seq, +locked_at, {self.now} FROM {self._stream(connection)}
+                WHERE stream IN ({marks(read.keys)}) AND locked_by = %s""",
                 [*read.keys, read.me],
             )
             found = [StreamRows(*row) for row in cursor.fetchall()]
@@ -83,17 +77,17 @@ class SQLiteStreams(StreamLeases):
         # The index is partial: a query has to repeat its condition.
         select = (
             f"SELECT * FROM (SELECT {', '.join(KEYED)} FROM {self._event(connection)} "
-            f"WHERE key = %s AND {statuses}status IN (0, 2, 3){due} ORDER BY seq LIMIT %s)"
+            f"WHERE stream = %s AND {statuses}status IN (0, 2, 3){due} ORDER BY seq LIMIT %s)"
         )
         for start in range(0, len(found), SELECTS):
-            some = {each.key: each for each in found[start : start + SELECTS]}
+            some = {each.name: each for each in found[start : start + SELECTS]}
             with connection.cursor() as cursor:
                 cursor.execute(
                     " UNION ALL ".join([select] * len(some)),
                     [each for key in some for each in (key, read.limit)],
                 )
                 for row in sorted(cursor.fetchall(), key=lambda row: row[KEYED.index("seq")]):
-                    some[row[KEYED.index("key")]].rows.append(row)
+                    some[row[KEYED.index("stream")]].rows.append(row)
         return found
 
     def next_retries(
@@ -102,13 +96,14 @@ class SQLiteStreams(StreamLeases):
         event = self._event(connection)
         # The index is partial: a query has to repeat its condition.
         reachable = (
-            f"""AND NOT EXISTS (SELECT 1 FROM {event} dead WHERE dead.key = e.key
+            f"""AND NOT EXISTS (SELECT 1 FROM {event} dead WHERE dead.stream = e.stream
                 AND dead.seq < e.seq AND dead.status = 3 AND dead.status IN (0, 2, 3))"""
         ) * read.dead_too
         with connection.cursor() as cursor:
             cursor.execute(
-                f"""SELECT key, MIN(deliver_at) FROM {event} e WHERE key IN ({marks(read.keys)})
-                AND status = 2 AND status IN (0, 2, 3) {reachable} GROUP BY key""",
+                f"""SELECT stream, MIN(deliver_at) FROM {event} e
+                WHERE stream IN ({marks(read.keys)}) AND status = 2 AND status IN (0, 2, 3)
+                {reachable} GROUP BY stream""",
                 [*read.keys],
             )
             found = {row[0]: stored_instant(row[1]) for row in cursor.fetchall()}
@@ -138,7 +133,7 @@ class SQLiteStreams(StreamLeases):
         self, connection: BaseDatabaseWrapper, *, me: str, keys: Sequence[str], lease: float
     ) -> tuple[set[str], set[str]]:
         stream = self._stream(connection)
-        mine, params = f"key IN ({marks(keys)}) AND locked_by = %s", [*keys, me]
+        mine, params = f"stream IN ({marks(keys)}) AND locked_by = %s", [*keys, me]
         taken = self._run(
             connection,
             f"UPDATE {stream} SET due_at = {self.now_plus} WHERE {mine}",
@@ -147,7 +142,7 @@ class SQLiteStreams(StreamLeases):
         if taken == len(keys):
             return set(keys), set(keys)
         with connection.cursor() as cursor:
-            cursor.execute(f"SELECT key, due_at FROM {stream} WHERE {mine}", params)
+            cursor.execute(f"SELECT stream, due_at FROM {stream} WHERE {mine}", params)
             return renewed_of(cursor.fetchall(), taken)
 
     def release_streams(
@@ -161,31 +156,33 @@ class SQLiteStreams(StreamLeases):
     def _release_streams(
         self, connection: BaseDatabaseWrapper, me: str, streams: Sequence[Release]
     ) -> set[str]:
-        stream, keys = self._stream(connection), [each.key for each in streams]
-        params: list[Any] = [value for each in streams for value in (each.key, each.delay)]
+        stream, keys = self._stream(connection), [each.name for each in streams]
+        params: list[Any] = [value for each in streams for value in (each.name, each.delay)]
         queue, same = "", ""
         if moved := [each for each in streams if each.queue is not None]:
-            queue = f"queue = CASE key {'WHEN %s THEN %s ' * len(moved)}ELSE queue END, "
-            params += [value for each in moved for value in (each.key, each.queue)]
+            queue = f"queue = CASE stream {'WHEN %s THEN %s ' * len(moved)}ELSE queue END, "
+            params += [value for each in moved for value in (each.name, each.queue)]
         params += [*keys, me]
         if read := [each for each in streams if each.seq is not None]:
-            same = f"AND seq = CASE key {'WHEN %s THEN %s ' * len(read)}ELSE seq END"
-            params += [value for each in read for value in (each.key, each.seq)]
+            same = f"AND seq = CASE stream {'WHEN %s THEN %s ' * len(read)}ELSE seq END"
+            params += [value for each in read for value in (each.name, each.seq)]
         if read := [each for each in streams if each.locked_at is not None]:
-            same += f" AND locked_at = CASE key {'WHEN %s THEN %s ' * len(read)}ELSE locked_at END"
-            params += [value for each in read for value in (each.key, each.locked_at)]
+            same += (
+                f" AND locked_at = CASE stream {'WHEN %s THEN %s ' * len(read)}ELSE locked_at END"
+            )
+            params += [value for each in read for value in (each.name, each.locked_at)]
         taken = self._run(
             connection,
             f"""UPDATE {stream} SET
-                due_at = CASE key {f"WHEN %s THEN {self.now_plus} " * len(keys)}END,
+                due_at = CASE stream {f"WHEN %s THEN {self.now_plus} " * len(keys)}END,
                 {queue}locked_by = NULL, locked_at = {self.now}
-            WHERE key IN ({marks(keys)}) AND locked_by = %s {same}""",
+            WHERE stream IN ({marks(keys)}) AND locked_by = %s {same}""",
             params,
         )
         if taken in (0, len(keys)):
             return set(keys) if taken else set()
         with connection.cursor() as cursor:
-            sql = f"SELECT key, locked_by FROM {stream} WHERE key IN ({marks(keys)})"
+            sql = f"SELECT stream, locked_by FROM {stream} WHERE stream IN ({marks(keys)})"
             cursor.execute(sql, keys)
             return released_of(cursor.fetchall(), me, taken)
 
@@ -197,7 +194,7 @@ class SQLiteStreams(StreamLeases):
             connection,
             f"""UPDATE {self._stream(connection)} SET {due}
                 locked_by = NULL, locked_at = {self.now}
-            WHERE key IN ({marks(keys)}) AND locked_by = %s""",
+            WHERE stream IN ({marks(keys)}) AND locked_by = %s""",
             [*seconds, *keys, me],
         )
 
@@ -208,8 +205,8 @@ class SQLiteStreams(StreamLeases):
         due, params = self._in_queue(of, column="due_at", until=(self.now, []))
         return self._run(
             connection,
-            f"""UPDATE {stream} SET queue = %s WHERE key IN (
-                SELECT key FROM {stream} WHERE {due}
+            f"""UPDATE {stream} SET queue = %s WHERE stream IN (
+                SELECT stream FROM {stream} WHERE {due}
                 ORDER BY queue, due_at LIMIT %s)""",
             [queue, *params, limit],
         )
