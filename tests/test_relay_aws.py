@@ -494,7 +494,7 @@ def test_an_endpoint_that_hangs_confirms_nothing_and_nothing_is_sent_later(
     monkeypatch.setattr(aws, "monotonic", late.monotonic)
     endpoint.hold.clear()
     endpoint.called = late.count
-    sender = backend(SQS, endpoint.url, timeout=2)
+    sender = backend(SQS, endpoint.url, timeout=6)  # seconds; 8 threads begin in a part of it
     found = sender.session.publish([message("http://x/q", n) for n in range(200)], 100.0)
     assert [type(each) for each in found[:80]] == [Unconfirmed] * 80
     assert {type(each) for each in found[80:]} == {BrokerUnavailable}
