@@ -15,7 +15,7 @@ import pytest
 PRODUCE, INIT_PRODUCER_ID = 0, 22  # API keys of the protocol
 # Error codes of the protocol.
 UNKNOWN_TOPIC, MESSAGE_TOO_LARGE, NOT_ENOUGH_REPLICAS, TOPIC_FORBIDDEN = 3, 10, 19, 29
-CLUSTER_FORBIDDEN, OUT_OF_ORDER_SEQUENCE = 31, 45
+CLUSTER_FORBIDDEN = 31
 
 
 def librdkafka() -> Any:
@@ -98,10 +98,6 @@ class MockCluster:
         """Cut the connections of brokers, or of all, and refuse new ones."""
         for broker in brokers or self._all:
             self._check(self._library.rd_kafka_mock_broker_set_down, broker)
-
-    def up(self) -> None:
-        for broker in self._all:
-            self._check(self._library.rd_kafka_mock_broker_set_up, broker)
 
     def delay(self, milliseconds: int, *brokers: int) -> None:
         """Have each answer of brokers, or of all, take this long."""

@@ -147,7 +147,7 @@ def names(*keys: str) -> list[str]:
 
 
 def stream(key: str) -> OutboxStream:
-    return OutboxStream.objects.get(key=key)
+    return OutboxStream.objects.get(stream__of_key=key)
 
 
 def stream_due_in(key: str) -> float:
@@ -159,7 +159,7 @@ def stream_due_in(key: str) -> float:
 
 def end_stream_leases(*keys: str) -> None:
     """End the leases of these streams now, as if their time had passed."""
-    OutboxStream.objects.filter(key__in=keys).update(due_at=now() - timedelta(seconds=1))
+    OutboxStream.objects.filter(pk__in=names(*keys)).update(due_at=now() - timedelta(seconds=1))
 
 
 @contextmanager

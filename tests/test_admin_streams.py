@@ -108,7 +108,7 @@ def test_a_waiting_head_is_skipped_from_its_page_unless_a_worker_has_it(
     admin_client: Client,
 ) -> None:
     heads = [blocked("a"), blocked("b")]
-    OutboxStream.objects.filter(key="b").update(locked_by="w1")
+    OutboxStream.objects.filter(stream__of_key="b").update(locked_by="w1")
     urls = [reverse("admin:django_outbox_outboxevent_skip", args=[each]) for each in heads]
     told = [
         " ".join(map(str, get_messages(admin_client.post(each).wsgi_request)))  # as confirmed

@@ -151,7 +151,7 @@ def test_a_lost_stream_that_a_closed_queue_turned_away_is_delivered(
     monkeypatch.setattr(Pool, "may_start", closed_once)
     ids = keyed("order-7", 3, event_type=SENT, queue="hooks")
     lost = {"locked_by": "lost", "due_at": now() - timedelta(seconds=1), "queue": "hooks"}
-    OutboxStream.objects.filter(key="order-7").update(**lost)
+    OutboxStream.objects.filter(stream__of_key="order-7").update(**lost)
     with listening(lambda event: None, SENT, queue="hooks", **options), outbox.Worker():
         wait_until(lambda: statuses() == {"DONE": 3})
     assert turned_away == ids[:1]

@@ -21,6 +21,7 @@ from tests.table import (
     keyed,
     lease_ends_in,
     listening,
+    names,
     now,
     row,
     statuses,
@@ -117,7 +118,7 @@ def test_an_interrupt_counts_no_rescue_beyond_the_one_that_was_found(outside: bo
 
 
 def lost(*keys: str) -> None:
-    OutboxStream.objects.filter(key__in=keys).update(locked_by="lost", locked_at=now())
+    OutboxStream.objects.filter(pk__in=names(*keys)).update(locked_by="lost", locked_at=now())
 
 
 # -- the command -----------------------------------------------------------------------------------

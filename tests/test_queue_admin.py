@@ -44,7 +44,7 @@ def in_both() -> None:
     insert(1)
     for key, queue in (("a", "hooks"), ("b", "default")):
         keyed(key, queue=queue)
-        OutboxStream.objects.filter(key=key).update(queue=queue)
+        OutboxStream.objects.filter(stream__of_key=key).update(queue=queue)
 
 
 # --- lists ----------------------------------------------------------------------------------------

@@ -217,7 +217,7 @@ def test_rows_of_a_queue_that_is_not_configured_are_delivered_by_default(
     with listening(seen), outbox.Worker():
         insert(600, queue="gone")
         keyed("a", 3)
-        OutboxStream.objects.filter(key="a").update(queue="also-gone")
+        OutboxStream.objects.filter(stream__of_key="a").update(queue="also-gone")
         wait_until(lambda: statuses() == {"DONE": 603})
     assert len({*seen.ids}) == 603
     assert "queue not configured, its events are delivered by default queue=gone" in caplog.text

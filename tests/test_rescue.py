@@ -118,7 +118,7 @@ def put_suspect(key: str | None) -> str:
     if key is None:
         return insert(event_type="order.suspect", **SUSPECT)[0]
     (event_id,) = keyed(key, event_type="order.suspect", rescues=2)
-    OutboxStream.objects.filter(key=key).update(locked_by="a lost worker")
+    OutboxStream.objects.filter(stream__of_key=key).update(locked_by="a lost worker")
     return event_id
 
 

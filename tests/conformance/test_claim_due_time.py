@@ -15,7 +15,7 @@ from django.db import connection
 
 from django_outbox.models import OutboxEvent, OutboxStream
 from django_outbox.sql import dialect_of
-from tests.table import claim, insert, keyed, now, row, stream, stream_claim
+from tests.table import claim, insert, keyed, names, now, row, stream, stream_claim
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -42,7 +42,7 @@ def events_due_later(*ids: str) -> Callable[[], object]:
 
 def streams_due_later(*keys: str) -> Callable[[], object]:
     """Return what makes streams due later, as a release does."""
-    rows = OutboxStream.objects.filter(key__in=keys)
+    rows = OutboxStream.objects.filter(pk__in=names(*keys))
     return lambda: rows.update(due_at=now() + timedelta(seconds=LATER))
 
 

@@ -114,7 +114,7 @@ def test_a_lost_worker_is_named(key: str | None, settings: Any) -> None:
         [event_id] = insert(1, locked_by="w-lost", locked_at=now())
     else:
         [event_id] = keyed(key)
-        OutboxStream.objects.filter(key=key).update(locked_by="w-lost", locked_at=now())
+        OutboxStream.objects.filter(stream__of_key=key).update(locked_by="w-lost", locked_at=now())
     with listening(lambda event: None):
         deliver(until={"DONE": 1}, by_drain=False)
     assert [(each.kind, each.number, each.by) for each in history(event_id)] == [

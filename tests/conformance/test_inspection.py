@@ -74,7 +74,7 @@ def large_table() -> None:
     clock = now()
     for n in range(25):
         keyed(f"k{n}", 100, due=None, status=DONE, done_at=clock)
-    OutboxStream.objects.filter(key="k").update(due_at=clock + timedelta(hours=1))
+    OutboxStream.objects.filter(stream__of_key="k").update(due_at=clock + timedelta(hours=1))
     for due in (-60, 60):
         insert(10, due=due, status=RETRY)
         insert(10, due=due)

@@ -42,6 +42,6 @@ def test_time_moves_streams_and_leaves_leases_alone(outside: bool) -> None:
     pass_time(60)
     free.refresh_from_db()
     assert free.due_at == clock - timedelta(seconds=60)
-    assert OutboxStream.objects.get(key="held").due_at == clock
+    assert OutboxStream.objects.get(stream__of_key="held").due_at == clock
     assert row(held).available_at == lease
     assert drain() == 0

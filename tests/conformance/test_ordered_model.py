@@ -235,7 +235,7 @@ class Streams(RuleBasedStateMachine):
         if between is not None:
             self.write([(rival.key, between)])
         dialect = dialect_of(connection)
-        stream = OutboxStream.objects.filter(key=rival.key).first()
+        stream = OutboxStream.objects.filter(stream__of_key=rival.key).first()
         owns = stream is not None and stream.locked_by == "rival"
         for each in rival.ids:
             pairs = [(each, DONE)]
@@ -254,7 +254,7 @@ class Streams(RuleBasedStateMachine):
     @rule()
     def the_lease_of_the_rival_ends(self) -> None:
         assert self.rival is not None
-        if OutboxStream.objects.filter(key=self.rival.key, locked_by="rival").exists():
+        if OutboxStream.objects.filter(stream__of_key=self.rival.key, locked_by="rival").exists():
             end_stream_leases(self.rival.key)
 
     # -- time and operators ----------------------------------------------------------------------
@@ -267,7 +267,7 @@ class Streams(RuleBasedStateMachine):
                 OutboxEvent.objects.filter(pk=pk).update(deliver_at=past)
                 each.state = "new"
         for key in filter(self.is_free, KEYS):
-            mine = OutboxStream.objects.filter(key=key)
+            mine = OutboxStream.objects.filter(stream__of_key=key)
             mine.filter(locked_by=None, due_at__gt=past).update(due_at=past)
             if self.rival is None:  # it could not release what a writer had locked
                 mine.filter(locked_by="rival").update(due_at=past)
@@ -291,7 +291,7 @@ class Streams(RuleBasedStateMachine):
         if drained:  # then streams are idle
             self.drain(None)
         for key in filter(self.is_free, KEYS):
-            OutboxStream.objects.filter(key=key, locked_by=None).update(
+            OutboxStream.objects.filter(stream__of_key=key, locked_by=None).update(
                 locked_at=now() - timedelta(days=2)
             )
         OutboxStream.objects.purge()

@@ -74,7 +74,7 @@ def take_streams(**more: Any) -> Any:
 
 
 def in_queue(queue: str, *keys: str) -> None:
-    OutboxStream.objects.filter(key__in=keys).update(queue=queue)
+    OutboxStream.objects.filter(pk__in=names(*keys)).update(queue=queue)
 
 
 def queues_of(*ids: str) -> list[str]:

@@ -359,8 +359,8 @@ def test_many_streams_are_released_at_once_each_as_it_should() -> None:
     for n in range(250):
         keyed(f"order-{n:03}")
     keys = sorted(take(limit=500))
-    OutboxStream.objects.filter(key__in=keys[:10]).update(seq=F("seq") + 1)
-    OutboxStream.objects.filter(key__in=keys[10:20]).update(locked_by="another")
+    OutboxStream.objects.filter(pk__in=names(*keys[:10])).update(seq=F("seq") + 1)
+    OutboxStream.objects.filter(pk__in=names(*keys[10:20])).update(locked_by="another")
     given = [Release(each, 1, None if n % 2 else float(n)) for n, each in enumerate(names(*keys))]
     released = dialect().release_streams(connection, me="me", streams=given)
     assert released == {*names(*keys[20:])}
@@ -413,7 +413,7 @@ def test_a_hand_back_waits_for_no_business_transaction() -> None:
     dialect().note_starts(connection, me="me", ids=ids)
 
     def lock() -> None:
-        OutboxStream.objects.select_for_update().get(key="a")
+        OutboxStream.objects.select_for_update().get(stream__of_key="a")
 
     def hand_back() -> int:
         own = engine_connection("default", lock_wait=1)
@@ -443,9 +443,9 @@ def test_renew_reports_what_is_lost() -> None:
     for key in ("kept", "stolen", "released", "purged"):
         keyed(key)
     take(lease=5)
-    OutboxStream.objects.filter(key="stolen").update(locked_by="thief")
+    OutboxStream.objects.filter(stream__of_key="stolen").update(locked_by="thief")
     release("released", 1)
-    OutboxStream.objects.filter(key="purged").delete()
+    OutboxStream.objects.filter(stream__of_key="purged").delete()
     assert renew("kept", "stolen", "released", "purged") == ({"kept"}, {"kept"})
     assert stream_due_in("stolen") <= 5
     assert stream("released").due_at is None
