@@ -60,11 +60,6 @@ def events_ahead(event: OutboxEvent) -> str:
     return f"{MAX_BACKLOG}+" if count > MAX_BACKLOG else str(count)
 
 
-@admin.display(description=_("deliveries"))
-def deliveries(event: OutboxEvent) -> str:
-    return display.deliveries(event)
-
-
 queue: Final = column("queue", str)
 attempts: Final = column("attempts", int, _("failed attempts"))
 
@@ -91,10 +86,10 @@ SECTIONS: Final[list[tuple[Any, list[tuple[str | Column, ...]]]]] = [
     (
         _("Delivery"),
         [
-            ("listener", status_and_timing, attempts, "rescues", "queue"),
+            (status_and_timing, attempts, "rescues", "queue"),
             (event_timeline.lease,),
             (column("last_error", display.error),),
-            (deliveries,),
+            (column("progress", display.progress),),
         ],
     ),
     (_("Timeline"), [(event_timeline.timeline,)]),
@@ -115,8 +110,8 @@ def sections(event: OutboxEvent) -> list[tuple[Any, dict[str, Any]]]:
 def _is_empty(event: OutboxEvent, column: str | Column) -> bool:
     if column in (stream, events_ahead, "seq"):
         return event.key is None
-    if column in (event_timeline.lease, deliveries):
-        return not column(event)
+    if column is event_timeline.lease:
+        return not event_timeline.lease(event)
     name = column if isinstance(column, str) else column.__name__
     value = getattr(event, name, True)
     return value in (None, "") or (name == "aggregate_type" and value == GLOBAL)

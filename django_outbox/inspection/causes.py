@@ -1,4 +1,7 @@
-"""Causes of dead events: the class and the message of their errors, without ids and numbers."""
+"""Causes of dead events: the class and the message of their errors, without ids and numbers.
+
+An event that several listeners share has the cause of its row's last error.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from django.utils.crypto import salted_hmac
 
 from ..events import stored_instant
 from ..listeners.error_texts import error_class
+from ..listeners.progress import entries
 from ..models import OutboxEvent, OutboxQuerySet
 from ..sql import dialect_of
 
@@ -41,7 +45,7 @@ class Cause:
     newest: datetime | None = None  # the latest death
     oldest: datetime | None = None
     types: dict[str, int] = field(default_factory=dict)  # events by event type, the most first
-    listeners: set[str] = field(default_factory=set)  # that gave up on a newest event
+    listeners: set[str] = field(default_factory=set)  # that gave up on a newest, shared event
 
     @property
     def newest_id(self) -> str:
@@ -175,6 +179,7 @@ def _add_examples(alias: str, causes: Sequence[Cause]) -> None:
     ids = [*by_id][:MAX_EXAMPLES]
     rows = OutboxEvent.objects.using(alias).filter(pk__in=ids).order_by("pk")
     texts = rows.annotate(text=Substr("last_error", 1, EXAMPLE_LENGTH))
-    for pk, text, listener in texts.values_list("pk", "text", "listener"):
+    for pk, text, progress in texts.values_list("pk", "text", "progress"):
         by_id[pk].example = (text or "").partition("\n")[0]
-        by_id[pk].listeners |= {listener} if listener else set()
+        found = (entries(progress) or {}) if progress else {}
+        by_id[pk].listeners |= {title for title, each in found.items() if each.state == "dead"}

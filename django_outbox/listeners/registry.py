@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 import difflib
 import functools
-import hashlib
 import inspect
 import re
 from collections.abc import Callable
@@ -17,7 +15,7 @@ from functools import lru_cache
 from typing import Any, Final, ParamSpec, Protocol, TypeVar
 
 from ..conf import until_changed
-from ..events import LANE_LENGTH, LENGTHS, class_fault, declared, type_name
+from ..events import LENGTHS, class_fault, declared, type_name
 from ..exceptions import ListenerAlreadyRegistered, seconds
 from ..queue_settings import DEFAULT_QUEUE
 from ..queue_settings import NAME as QUEUE_NAME
@@ -37,8 +35,6 @@ class _Any(Enum):
 
 
 ANY: Final = _Any.ANY  # listen to every aggregate type
-UNROUTED_LANE: Final = "?"  # of events with a key whose listeners are not known yet
-TITLE_LENGTH: Final = 255  # characters of a title, in the column of an event
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,9 +56,7 @@ class Listener:
     check: Callable[[], None] | None = None  # raises while what it sends to cannot be reached
     is_async: bool = field(init=False)
     types: tuple[str, ...] = field(init=False)  # and patterns that it listens to
-    title: str = field(init=False)  # its name in the rows of events: a deploy should not change it
-    digest: str = field(init=False)  # of the title, as rows and their ids have it
-    lane: str = field(init=False)  # the listeners of a lane see the events of a key in one order
+    title: str = field(init=False)  # its key in stored progress: must not change in a deploy
 
     @property
     def key(self) -> tuple[str | _Any, str, str]:
@@ -72,8 +66,6 @@ class Listener:
         kind = "" if self.aggregate_type is ANY else f"[{self.aggregate_type}]"
         title = self.name if self.patterns else f"{self.event_type}{kind} {self.name}".rstrip()
         object.__setattr__(self, "title", title)
-        object.__setattr__(self, "digest", digest(title))
-        object.__setattr__(self, "lane", lane_of(self.name))
         object.__setattr__(self, "types", self.patterns or (self.event_type,))
         object.__setattr__(self, "is_async", is_async(self.call))
 
@@ -116,18 +108,6 @@ class Listening(Protocol[P, T_co]):
 _listeners: dict[tuple[str | _Any, str, str], Listener] = {}
 _caches: list[Any] = []  # of functions that depend on the registry
 conflicts: list[str] = []  # duplicate registrations found while apps load; for the checks
-
-
-def digest(text: str) -> str:
-    """Return twelve characters that stand for a title in the rows of events, and in their ids."""
-    found = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-    return base64.b32encode(found).decode()[:12].lower()
-
-
-def lane_of(name: str) -> str:
-    """Return the lane of the listeners with this name; those without one share a lane."""
-    is_usual = len(name) <= LANE_LENGTH and ":" not in name and name != UNROUTED_LANE
-    return name if is_usual else f"#{digest(name)}"
 
 
 def listener(
@@ -203,15 +183,7 @@ def listener(
 
 
 def add(new: Listener) -> None:
-    """Register a listener; ``ListenerAlreadyRegistered`` names both if the title is taken.
-
-    Raises ``ValueError`` for a title that does not fit into its column.
-    """
-    if len(new.title) > TITLE_LENGTH:
-        raise ValueError(
-            f"The title of {new.where} has {len(new.title)} characters: its types and its name. "
-            f"At most {TITLE_LENGTH} fit; give it a shorter name=."
-        )
+    """Register a listener; ``ListenerAlreadyRegistered`` names both if the title is taken."""
     if old := next((each for each in listeners() if each.title == new.title), None):
         raise ListenerAlreadyRegistered(
             f"{new.where} and {old.where} both listen to {new.event_type!r} of aggregate type "
@@ -279,12 +251,6 @@ def route(aggregate_type: str, event_type: str) -> tuple[Listener, ...]:
     )
     unnamed = [each for each in matches if not each.name]
     return tuple(each for each in matches if each.name or each is unnamed[0])
-
-
-@until_registered
-def by_title(title: str) -> Listener | None:
-    """Return the listener with this title; None if this process has none."""
-    return next((each for each in listeners() if each.title == title), None)
 
 
 def similar_types(event_type: str) -> list[str]:

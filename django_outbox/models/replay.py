@@ -12,6 +12,7 @@ from django.db.models.functions import Concat, Length, Substr
 
 from ..listeners.history import Entry, addition
 from ..listeners.outcomes import Status
+from ..listeners.progress import progress_after_replay
 from ..queue_settings import is_rate, per_second
 from .fields import DatabaseNow, ExactTextField, UTCDateTimeField
 
@@ -53,17 +54,22 @@ def replay_rows(rows: OutboxQuerySet, *, by: str, spacing: Spacing | None = None
     """
     alias = rows._write_alias()
     with transaction.atomic(using=alias):
-        ids = [*_locked(rows).order_by("pk").values_list("pk", flat=True)]
+        progress = dict(_locked(rows).values_list("pk", "progress"))
         times: dict[str, datetime] = {}
-        if not ids:
+        if not progress:
             return 0
         now = rows._clock()
         if spacing is not None:
+            ids = sorted(progress)
             times = dict(zip(ids, spacing.take(len(ids), now), strict=True))
         replayed = Entry(at=now, kind="replayed", by=by[:BY])
-        for some, due in _due_times(ids, times):
-            _reset(rows.filter(pk__in=some), due, replayed)
-    return len(ids)
+        for pk, text in progress.items():
+            if text is not None:
+                due = Value(times[pk], UTCDateTimeField()) if times else DatabaseNow()
+                _reset(rows.filter(pk=pk), due, replayed, progress=progress_after_replay(text))
+        for ids, due in _due_times(sorted(progress), times):
+            _reset(rows.filter(pk__in=ids, progress=None), due, replayed)
+    return len(progress)
 
 
 def _locked(rows: OutboxQuerySet) -> OutboxQuerySet:
@@ -82,7 +88,7 @@ def _due_times(ids: list[str], times: Mapping[str, datetime]) -> Iterator[tuple[
         yield some, Case(*(When(pk=pk, then=Value(times[pk], field)) for pk in some))
 
 
-def _reset(rows: OutboxQuerySet, due: Any, replayed: Entry) -> int:
+def _reset(rows: OutboxQuerySet, due: Any, replayed: Entry, **values: str | None) -> int:
     """Make dead events new and due at the time of an expression; those with a key, no earlier."""
     without_key, is_now = Q(key=None), isinstance(due, DatabaseNow)
     alone, added = addition(replayed)
@@ -103,4 +109,5 @@ def _reset(rows: OutboxQuerySet, due: Any, replayed: Entry) -> int:
         ),
         locked_by=None,
         locked_at=None,
+        **values,
     )

@@ -71,12 +71,10 @@ def test_every_field_arrives() -> None:
         row.locked_at,
         row.key,
         row.seq,
-        row.listener,
-        row.routes,
-        row.stream,
+        row.progress,
         row.result,
     )
-    assert nothing == (None,) * 10
+    assert nothing == (None,) * 8
 
 
 def test_absent_fields_are_null() -> None:
