@@ -6,11 +6,13 @@ their absence is no failure. With ``CI=true`` it is one: there they are promised
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import os
 import subprocess
 import sys
 import sysconfig
+from pathlib import Path
 
 from tests import databases, debian, servers
 
@@ -60,10 +62,13 @@ def install_postgres() -> None:
 
 
 def _installed(module: str, *arguments: str) -> bool:
-    if importlib.util.find_spec(module):
-        return True
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    done = subprocess.run([*pip, *arguments], capture_output=True, text=True, check=False)
+    with (Path(sys.prefix) / "installing").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another run may install into this environment
+        importlib.invalidate_caches()
+        if importlib.util.find_spec(module):
+            return True
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        done = subprocess.run([*pip, *arguments], capture_output=True, text=True, check=False)
     if done.returncode and os.environ.get("CI") == "true":
         print(done.stdout, done.stderr, sep="\n", flush=True)
     importlib.invalidate_caches()
