@@ -157,7 +157,7 @@ class BatchDelivery:
             except CallAbandoned:
                 raise
             except BaseException:
-                logger.exception("delivery failed event_id=%s", lease.id)
+                logger.exception("delivery failed event_id=%s", lease.event_id)
                 decision = deferred_after_error()
             place.lease = None
             if not self._pools.pass_on(lease, decision):

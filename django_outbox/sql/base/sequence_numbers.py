@@ -93,7 +93,7 @@ def due_of_followers() -> str:
 
 
 def _parts(places: Places) -> Iterator[Places]:
-    """Split by statement. Keys are sorted: writers of the same keys wait instead of deadlocking."""
+    """Split by statement. Streams are sorted: writers of the same ones wait and do not deadlock."""
     places = sorted(places)
     for start in range(0, len(places), STREAMS):
         yield places[start : start + STREAMS]
