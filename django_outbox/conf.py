@@ -101,6 +101,7 @@ class Settings:
     """Every key of ``OUTBOX`` with its default; durations are seconds."""
 
     MODE: str = setting("multi_node", one_of("multi_node", "single_node", "ordered", "writer_only"))
+    ROUTE: str = setting("writer", one_of("writer", "worker"))  # who knows the listeners
     ENABLED: bool = setting(True, flag)
     EMBEDDED: bool = setting(False, flag)
     WORKERS: int = setting(4, integer(1))  # threads that run listeners

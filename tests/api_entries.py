@@ -229,9 +229,9 @@ CHAPTERS: dict[str, list[Entry]] = {
             path="django_outbox.models.event_queryset:OutboxQuerySet",
             signature="",
             methods=tuple(
-                "pending due leased scheduled retrying done dead expired replay replay_batches "
-                "discard discard_batches run_now skip release purge counts_by_status "
-                "oldest_pending_age".split()
+                "of_event pending due leased scheduled retrying done dead expired replay "
+                "replay_batches discard discard_batches run_now skip release purge "
+                "counts_by_status oldest_pending_age".split()
             ),
             see="[Replay dead events](../how-to/replay-dead-events.md)",
         )

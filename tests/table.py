@@ -146,13 +146,14 @@ def names(*keys: str) -> list[str]:
     return [stream_of("", each) for each in keys]
 
 
-def stream(key: str) -> OutboxStream:
-    return OutboxStream.objects.get(stream__of_key=key)
+def stream(key: str, lane: str = "") -> OutboxStream:
+    """Return the stream of a key in one lane; by default, that of the unnamed listeners."""
+    return OutboxStream.objects.get(pk=stream_of(lane, key))
 
 
-def stream_due_in(key: str) -> float:
+def stream_due_in(key: str, lane: str = "") -> float:
     """Return the seconds from the database's now to the due time, or lease end, of a stream."""
-    due = stream(key).due_at
+    due = stream(key, lane).due_at
     assert due is not None
     return (due - now()).total_seconds()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import html
-import json
 import re
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
@@ -13,6 +12,7 @@ from urllib.parse import urlencode, urljoin, urlsplit
 
 import pytest
 from django.contrib.admin.models import CHANGE, DELETION, LogEntry
+from django.contrib.admin.utils import quote
 from django.contrib.auth.models import Permission, User
 from django.contrib.messages import get_messages
 from django.db import DatabaseError, connection, transaction
@@ -22,7 +22,7 @@ from django.urls import reverse
 import django_outbox as outbox
 from django_outbox.admin import bulk_actions, changelist, display, list_filters
 from django_outbox.admin.event_admin import OutboxEventAdmin
-from django_outbox.events import least_id
+from django_outbox.events import least_id, stream_of
 from django_outbox.listeners import registry
 from django_outbox.listeners.error_texts import normalised
 from django_outbox.listeners.outcomes import Status
@@ -30,7 +30,7 @@ from django_outbox.models import OutboxEvent
 from tests import table
 from tests.browser import scene
 from tests.cases import cases
-from tests.table import undone, with_stream
+from tests.table import undone
 
 pytestmark = pytest.mark.django_db
 
@@ -59,12 +59,12 @@ def make(status: Status = Status.DEAD, **fields: Any) -> OutboxEvent:
         "attempts": 3 if status in (Status.DEAD, Status.RETRY) else 0,
         "last_error": "ValueError: no\nTraceback" if status == Status.DEAD else None,
     }
-    values = with_stream(values | fields)
+    values |= fields
+    values.setdefault("id", values["event_id"])
+    if (key := values.get("key")) is not None:
+        values.setdefault("stream", stream_of("", key))
     return OutboxEvent.objects.create(
-        id=values["event_id"],
-        status=status,
-        cause=normalised(values["last_error"]) or None,
-        **values,
+        status=status, cause=normalised(values["last_error"]) or None, **values
     )
 
 
@@ -566,38 +566,34 @@ def test_long_text_is_cut_and_said_to_be() -> None:
     assert "Only the first 100000 of 5000002 characters are shown." in page
 
 
-def fan_out(**entries: dict[str, Any]) -> str:
-    return json.dumps({f"order.placed {name}".rstrip(): each for name, each in entries.items()})
-
-
-def test_a_shared_event_shows_what_each_listener_has_reached(admin_client: Client) -> None:
-    """The page of a dead event shows which listeners a replay will call."""
-    at = datetime(2026, 11, 21, 12, tzinfo=timezone.utc)
-    event = make(
-        progress=fan_out(
-            stock={"state": "done"},
-            mail={"state": "dead", "attempts": 10, "error": "SMTPError: <no> answer"},
-            post={"state": "due", "attempts": 2, "failed": True, "at": at.isoformat()},
-            audit={"state": "due"},
-        )
-    )
-    page = body(admin_client, reverse(PAGE, args=[event.pk]))
-    rows = re.findall(r"<tr><th>order\.placed (.*?)</td></tr>", page, re.DOTALL)
-    cells = [[*re.sub(r"<[^>]+>|\n", "|", row).split("|")] for row in rows]
-    assert [[cell for cell in row if cell] for row in cells] == [
-        ["stock", "done", "0"],
-        ["mail", "dead", "10", "SMTPError: &lt;no&gt; answer"],
-        ["post", "retry", "2", "2026-11-21 17:45:00.000+05:45"],
-        ["audit", "new", "0"],
+def test_the_page_of_a_delivery_shows_those_of_the_other_listeners(admin_client: Client) -> None:
+    """Each with its own state, and a link to its own page, where its error is whole."""
+    first = make(Status.DONE, event_id="e", listener="order.placed stock")
+    error = "SMTPError: <no> answer\nTraceback"
+    others = [
+        make(Status.DEAD, event_id="e", id="e.1", listener="order.placed mail", last_error=error),
+        make(Status.RETRY, event_id="e", id="e.2", listener="order.placed post", attempts=2),
+        make(Status.NEW, event_id="e", id="e.3", listener="order.placed audit"),
     ]
+    make(event_id="e1", listener="order.placed other")  # of another event, whose id begins alike
+    for event in (first, *others):
+        page = body(admin_client, reverse(PAGE, args=[event.pk]))
+        for each in (first, *others):
+            assert f'<tr><th><a href="{reverse(PAGE, args=[quote(each.pk)])}">' in page
+        rows = re.findall(r"<tr><th><a .*?>order\.placed (.*?)</td></tr>", page, re.DOTALL)
+        cells = [[*re.sub(r"<[^>]+>|\n", "|", row).split("|")] for row in rows]
+        assert [[cell for cell in row if cell] for row in cells] == [
+            ["stock", "done", "0"],
+            ["mail", "dead", "3", "SMTPError: &lt;no&gt; answer"],
+            ["post", "retry", "2"],
+            ["audit", "new", "0"],
+        ]
 
 
-@pytest.mark.parametrize("text", ["{", '{"order.placed": {"state": "lost"}}', "[1]"])
-def test_progress_that_cannot_be_read_is_shown_as_it_is(admin_client: Client, text: str) -> None:
-    event = make(progress=text)
-    page = html.unescape(body(admin_client, reverse(PAGE, args=[event.pk])))
-    assert display.indented(text) in page
-    assert "outbox-progress" not in page
+def test_the_page_of_the_only_delivery_lists_no_others(admin_client: Client) -> None:
+    page = body(admin_client, reverse(PAGE, args=[make(listener="order.placed mail").pk]))
+    assert "order.placed mail" in page
+    assert "outbox-deliveries" not in page
 
 
 EVIL = "<script>alert(1)</script>'\"><img src=x onerror=alert(2)>{{ 7 }}"

@@ -271,25 +271,6 @@ def test_the_wait_for_a_connection_does_not_count_for_the_timeout(
 # -- the fallback ----------------------------------------------------------------------------------
 
 
-OWN = 8  # connections that a worker itself uses, at most
-
-
-def test_listeners_after_a_batch_listener_wait_like_others(settings: Any) -> None:
-    """Their deliveries are begun from within that of the batch, and must not use its thread."""
-    settings.OUTBOX = {"ASYNC_CONNECTIONS": 3}
-    gauge = Gauge()
-    gauge.most_sessions = sessions() + OWN + 3
-
-    async def first(events: list[outbox.Event]) -> None:
-        await asyncio.sleep(0.01)
-
-    with listening(first, batch=10, name="a"), listening(gauge, name="b"), outbox.Worker():
-        ids = write(100)
-        all_done(100)
-    none_failed(ids)
-    assert gauge.most == 3
-
-
 def test_a_failed_connect_gives_its_slot_back(
     settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -268,7 +268,7 @@ def test_the_test_kit_delivers_batches() -> None:
         assert testing.drain() == 3
         write(1)
         with (
-            pytest.raises(AssertionError, match="1 events failed"),
+            pytest.raises(AssertionError, match="1 deliveries failed"),
             listening(Bulk(lambda events: [LookupError("no")]), name="bad", batch=2, retry=FAR),
         ):
             testing.drain()

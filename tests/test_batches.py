@@ -542,7 +542,7 @@ def test_damaged_json_is_dead_alone(run: str) -> None:
 
 @outside
 @everywhere
-def test_an_atomic_batch_keeps_the_progress_of_fan_outs(run: str) -> None:
+def test_an_atomic_batch_shares_its_events_with_an_ordinary_listener(run: str) -> None:
     ids, seen = write(6), []
     with (
         listening(lambda event: seen.append(event.event_id), name="one"),

@@ -109,7 +109,7 @@ def test_a_blocked_loop_is_reported_with_what_blocks_it(
             assert unready[0].startswith("outbox-default-loop has been blocked for ")
         finally:
             blocker.go_on.set()
-        wait_until(lambda: statuses() == {"DONE": 1}, what="DONE")
+        wait_until(lambda: statuses() == {"DONE": 2}, what="DONE")
         wait_until(lambda: lines(caplog, "event loop runs again"), what="the end")
         assert worker.health().is_ready
     (warning,) = lines(caplog, "event loop blocked")

@@ -289,6 +289,7 @@ OTHER_THAN_DEFAULT = {
     "FAIRNESS": (3, 1),
     "RETRY": {"policy": "fixed"},
     "UNROUTABLE": "ignore",
+    "ROUTE": "worker",
     "DOORBELL": None,
     "INTERCEPTORS": ["django_outbox.contrib.logs.restore"],
     "ORDERING": "global",

@@ -27,7 +27,7 @@ ABOVE_ZERO = "POLL_INTERVAL PROBE_INTERVAL LEASE LOCK_WAIT PURGE_INTERVAL STUCK_
 FROM_ZERO = "SKIP_RECENT DRAIN_TIMEOUT UNROUTABLE_GRACE DOORBELL_INTERVAL".split()
 OPTIONAL = "RETENTION_DONE RETENTION_DEAD RETENTION_INBOX RETENTION_UNIQUE".split()
 FLAGS = "ENABLED EMBEDDED SIGNAL_BRIDGE STOP_ON_FIRST_FAILURE".split()
-CHOICES = "MODE UNROUTABLE ORDERING ON_DEAD".split()
+CHOICES = "MODE ROUTE UNROUTABLE ORDERING ON_DEAD".split()
 PATHS = "WRITER_HOOKS CONTEXT_PROVIDERS INTERCEPTORS REDACT".split()
 NO_IDENTIFIER = ["a-b", "1a", 'a"b', "a b", "ä", "a\n", "a" * 41, 5, True, "a.b", "a;drop"]
 
@@ -60,6 +60,7 @@ GOOD: dict[str, list[Any]] = {
     **{name: [True, False] for name in FLAGS},
     **{name: [(), [], ["a.b"], ("a", "b")] for name in PATHS},
     "MODE": ["multi_node", "single_node", "ordered", "writer_only"],
+    "ROUTE": ["writer", "worker"],
     "UNROUTABLE": ["dead", "retry", "ignore"],
     "ORDERING": ["aggregate", "global"],
     "ON_DEAD": ["continue", "block"],

@@ -111,7 +111,7 @@ def test_lines_say_which_listener_and_which_attempt(
         write()
         if where == "drain":
             outbox.drain()
-        deliver(where, 1)
+        deliver(where, 2)
     told = sorted(line.partition("listener=")[2] + line[:6] for line in lines)
     assert told == [
         "order.placed mail attempt=1]called",

@@ -18,6 +18,7 @@ from django_outbox.listeners.outcomes import DONE, Decision, Status
 from django_outbox.models import OutboxEvent
 from django_outbox.sql import dialect_of
 from django_outbox.sql.values import FULL, Branch, Claim
+from django_outbox.worker import routing
 from tests.table import PLACED, insert, listening, now, row, write
 from tests.waiting import wait_until
 
@@ -25,11 +26,13 @@ pytestmark = pytest.mark.django_db
 
 
 def leases(limit: int = 100) -> list[Lease]:
-    """Claim what is due."""
+    """Claim what is due, and route it."""
     claim = Claim(me="me", lease=30, branches=[Branch("default", limit)])
     deadline = time.monotonic() + 24
     rows = dialect_of(connection).claim(connection, claim).rows
-    return [lease_from_row(each, FULL, deadline=deadline, me="me") for each in rows]
+    found = [lease_from_row(each, FULL, deadline=deadline, me="me") for each in rows]
+    routing.complete(connection, found)
+    return found
 
 
 def delivered(listener: Any, *, event_type: str = PLACED, **options: Any) -> Decision:

@@ -98,7 +98,8 @@ def hot(**fields: Any) -> Event:
 def undecoded(**fields: Any) -> Event:
     """Return an event from the table that is not decoded yet."""
     stored = row(written(**fields).event_id)
-    names = [each.name for each in stored._meta.local_fields if each.name in Event.__slots__]
+    columns = {each.name for each in stored._meta.local_fields} - {"listener"}  # set at its call
+    names = sorted(columns & {*Event.__slots__})
     values = [getattr(stored, name) for name in names]
     places = {name: place for place, name in enumerate(names)}
     return event_from_row(values, places, hooks.serializer().loads)

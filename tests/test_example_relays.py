@@ -29,7 +29,7 @@ from example_project.shop.ordering import place
 place("Ada", {Product.objects.get(sku="teapot"): 1})
 call_command("outbox_worker", "--once")
 from django_outbox.models import OutboxEvent
-print(*(f"{event.event_type} {event.progress}" for event in OutboxEvent.objects.all()), sep="\\n")
+print(*(f"{event.event_type} {event.listener}" for event in OutboxEvent.objects.all()), sep="\\n")
 """
 
 

@@ -22,7 +22,7 @@ from django_outbox.models import OutboxEvent, OutboxStream
 from django_outbox.sql import dialect_of
 from django_outbox.sql.values import FULL, Branch, Claim
 from django_outbox.worker.prefetch import BUSY_AFTER, SHRINK_ABOVE, Prefetch
-from django_outbox.worker.queues import Held, Offers
+from django_outbox.worker.queues import Held, Offer, Offers
 from django_outbox.worker.ready import Ready
 from django_outbox.worker.shedding import Shedding
 from django_outbox.worker.wakeup import Wakeup
@@ -228,9 +228,10 @@ def test_offers_are_bounded_by_their_payloads_too() -> None:
     event = Event(event_type="x", payload="y" * 998).as_delivered(
         '"' + "y" * 998 + '"', hooks.JSON.loads
     )
-    assert [offers.offer(event) for _ in range(5)] == [True, True, True, False, False]
+    offer = Offer(event.event_id, None, event)
+    assert [offers.offer(offer) for _ in range(5)] == [True, True, True, False, False]
     assert len(offers.take(2)) == 2
-    assert [offers.offer(event), offers.offer(event), offers.offer(event)] == [True, True, False]
+    assert [offers.offer(offer), offers.offer(offer), offers.offer(offer)] == [True, True, False]
     assert len(woken) == 5
 
 
@@ -245,7 +246,6 @@ def lease(event_id: str, size: int, **given: Any) -> Lease:
         owner="me",
         rescued=False,
         rescues=0,
-        progress=None,
         deadline=monotonic() + 10,
         payload_bytes=size,
         **given,

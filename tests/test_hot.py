@@ -108,7 +108,8 @@ def test_a_full_hot_queue_is_told_once_a_minute_and_for_each_queue(
         """Offer events; return the number of log lines so far."""
         with caplog.at_level(logging.WARNING, "django_outbox"):
             for _ in range(count):
-                queue.offer(outbox.Event(event_type=PLACED))
+                event = outbox.Event(event_type=PLACED)
+                queue.offer(queues.Offer(event.event_id, PLACED, event))
         lines = [each.getMessage() for each in caplog.records]
         assert {*lines} <= {"hot queue full; further events arrive by the cold route capacity=2"}
         return len(lines)
@@ -297,6 +298,43 @@ def test_j2_the_payload_in_memory_is_delivered_without_reading_it_again(settings
     claims = [sql for sql, params in seen if event_id in repr(params)]  # PostgreSQL takes arrays
     assert claims
     assert not [sql for sql in claims if "payload" in sql]
+
+
+def test_each_listener_gets_its_row_by_the_hot_way_in_the_thread_of_its_queue(
+    settings: Any,
+) -> None:
+    settings.OUTBOX = quiet(QUEUES={"hooks": {}})
+    threads: dict[str, str] = {}
+
+    def note(event: outbox.Event) -> None:
+        threads[event.event_id] = threading.current_thread().name
+
+    local, hook = Calls(), Calls(note)
+    with (
+        listening(local, name="local"),
+        listening(hook, name="hook", queue="hooks"),
+        heard(signals.event_dropped) as dropped,
+        resting(),
+    ):
+        ids = write(5)
+        wait_until(settled(10), what="DONE")
+    assert (local.sources, hook.sources, dropped) == (["hot"] * 5, ["hot"] * 5, [])
+    assert local.once_each(ids)
+    assert hook.once_each(ids)
+    assert all(name.startswith("outbox-default-hooks-") for name in threads.values())
+
+
+def test_an_event_that_the_worker_routes_takes_the_hot_way_to_its_first_listener(
+    settings: Any,
+) -> None:
+    settings.OUTBOX = quiet(ROUTE="worker")
+    one, other = Calls(), Calls()
+    with listening(one, name="one"), listening(other, name="other"), resting():
+        ids = write(3)
+        wait_until(settled(6), what="DONE")
+    assert (one.sources, other.sources) == (["hot"] * 3, ["cold"] * 3)
+    assert one.once_each(ids)
+    assert other.once_each(ids)
 
 
 def test_232_hot_and_cold_events_are_equal_but_for_their_source(settings: Any) -> None:

@@ -226,7 +226,7 @@ def test_drain_fails_with_what_the_listener_raised(outside: bool) -> None:
         event_id = place()
         drain()
     said = str(failure.value)
-    assert said.startswith(f"1 events failed:\norder.placed {event_id} (testapp.Order ")
+    assert said.startswith(f"1 deliveries failed:\norder.placed {event_id} (testapp.Order ")
     assert "(retry): ValueError: the van has no fuel\nTraceback" in said
     assert row(event_id).status == Status.RETRY
     with listening(fail, retry=outbox.Fixed(max_attempts=1)):
@@ -234,6 +234,35 @@ def test_drain_fails_with_what_the_listener_raised(outside: bool) -> None:
         with pytest.raises(AssertionError, match=r"\(dead\): ValueError"):
             drain()
         assert drain() == 0  # it reports only its own deliveries
+
+
+@both
+def test_drain_fails_with_what_each_listener_raised(outside: bool) -> None:
+    def bounce(event: outbox.Event) -> None:
+        raise ConnectionError("no such address")
+
+    with (
+        listening(lambda event: None),
+        listening(fail, name="van"),
+        listening(bounce, name="mail"),
+        pytest.raises(AssertionError) as failure,
+    ):
+        place()
+        drain()
+    said = str(failure.value)
+    assert said.startswith("2 deliveries failed:\n")
+    assert "(retry): ValueError: the van has no fuel\n" in said
+    assert "(retry): ConnectionError: no such address\n" in said
+
+
+@inside
+def test_an_event_of_several_listeners_is_one_event() -> None:
+    with listening(ship), listening(lambda event: None, name="mail"), capture_events() as events:
+        event_id = place()
+    assert OutboxEvent.objects.of_event(event_id).count() == 2
+    assert [(event.event_id, event.listener) for event in events] == [(event_id, "")]
+    with pytest.raises(AssertionError, match="Written were 1:"):
+        assert_event_written("order.paid")
 
 
 # -- immediate_delivery ----------------------------------------------------------------------------
@@ -525,7 +554,7 @@ def test_time_moves_retries_and_each_listeners_own(outside: bool) -> None:
 
     with listening(slow, name="slow"), listening(quick, name="quick"):
         place()
-        assert drain() == 1
+        assert drain() == 2
         pass_time(599)
         assert drain() == 0
         pass_time(2)
@@ -534,7 +563,7 @@ def test_time_moves_retries_and_each_listeners_own(outside: bool) -> None:
         pass_time(2400)
         assert drain() == 1
     assert sorted(calls) == ["quick", "quick", "slow", "slow"]
-    assert statuses() == {"DONE": 1}
+    assert statuses() == {"DONE": 2}
 
 
 @both

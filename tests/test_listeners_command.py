@@ -11,7 +11,7 @@ from django.db import OperationalError, transaction
 
 import django_outbox as outbox
 from django_outbox.inspection.listeners import describe_listeners, unrouted_types
-from django_outbox.listeners import registry
+from django_outbox.listeners import callables, registry
 from django_outbox.listeners.outcomes import Status
 from tests.table import insert, listening, now
 from tests.test_status import fails
@@ -69,7 +69,7 @@ def test_what_is_registered_is_described(settings: Any) -> None:
         "name": "stock",
         "queue": "hooks",
         "listener": f"{__name__}.hear",
-        "place": registry.location(hear),
+        "place": callables.location(hear),
         "options": ["atomic", "timeout 2.5 s", f"retry {retry!r}", f"fallback {__name__}.give_up"],
     }
     assert (pattern["event_type"], pattern["aggregate_type"]) == ("order.*", "*")

@@ -151,9 +151,9 @@ def test_47_each_listener_and_each_try_has_its_own_span(traced: Traced, where: s
         write(1)
     with listening(flaky, name="flaky"), listening(steady, name="steady"):
         if where == "drain":
-            while statuses() != {"DONE": 1}:
+            while statuses() != {"DONE": 2}:
                 outbox.drain()
-        deliver(where)
+        deliver(where, count=2)
     request = traced.named("POST /orders")
     seen = sorted(
         (

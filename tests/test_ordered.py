@@ -150,9 +150,10 @@ def test_an_unroutable_head_holds_its_stream_and_is_warned_of_once(
 ) -> None:
     """During the grace it is deferred, which costs no attempt, and shown as blocked."""
     seen = Seen()
-    (head,) = write(event_type="order.unheard_of", key="a")
-    put("a", 2)
-    put("b", 2, 10)
+    with listening(seen), listening(seen, "order.unheard_of"):
+        (head,) = write(event_type="order.unheard_of", key="a")
+        put("a", 2)
+        put("b", 2, 10)
     with (
         heard(event_settled) as settled,
         caplog.at_level("INFO", "django_outbox"),
@@ -170,6 +171,28 @@ def test_an_unroutable_head_holds_its_stream_and_is_warned_of_once(
     assert (row(head).status, row(head).attempts, seen.order["a"]) == (Status.NEW, 0, [])
     warnings = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
     assert len([each for each in warnings if "order.unheard_of" in each]) == 1
+
+
+def test_an_event_without_listeners_holds_up_no_listener_of_its_key() -> None:
+    """It is in a stream of its own, which is not theirs."""
+    seen = Seen()
+    (head,) = write(event_type="order.unheard_of", key="a")
+    with listening(seen), worker(UNROUTABLE_GRACE=60):
+        put("a", 2)
+        wait_until(lambda: seen.order["a"] == [0, 1])
+        wait_until(lambda: stream("a", "?").locked_by is None)
+    assert (row(head).status, row(head).attempts, row(head).listener) == (Status.NEW, 0, None)
+
+
+def test_a_listener_added_later_gets_in_order_what_still_waits() -> None:
+    mail, stock = Seen(n0=[outbox.RetryAfter(1)]), Seen()
+    with worker():
+        with listening(mail, name="mail"):
+            put("a", 3)
+            wait_until(lambda: statuses() == {"RETRY": 1, "NEW": 2})
+        with listening(mail, name="mail"), listening(stock, name="stock"):
+            wait_until(lambda: statuses() == {"DONE": 6})
+    assert (mail.order["a"], stock.order["a"]) == ([0, 0, 1, 2], [0, 1, 2])
 
 
 def test_long_streams_do_not_starve_short_ones() -> None:
@@ -267,8 +290,9 @@ def test_what_is_left_to_others_and_not_taken_comes_back() -> None:
         seen(event)
         time.sleep(0.02)  # the listener's work
 
-    for key in "abcdefgh":
-        put(key, 30)
+    with listening(slow):
+        for key in "abcdefgh":
+            put(key, 30)
     with listening(slow), worker(LEASE=1.5, WORKERS=2, POLL_INTERVAL=60, MODE="multi_node"):
         wait_until(lambda: OutboxStream.objects.leased().count() == 8)
         given.append(wait_until(lambda: OutboxStream.objects.due().filter(locked_by=None).count()))

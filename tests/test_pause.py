@@ -8,6 +8,8 @@ from datetime import timedelta
 
 import pytest
 from django.db import connection, transaction
+from django.db.models import Q
+from django.test import override_settings
 
 import django_outbox as outbox
 from django_outbox.listeners.outcomes import Status
@@ -109,23 +111,50 @@ def test_a_keyed_event_of_a_paused_type_holds_its_stream() -> None:
     assert [each for each in got if each != other] == [*first, held, *behind]
 
 
+@pytest.mark.parametrize("route", ["writer", "worker"])
+def test_a_paused_key_waits_in_all_of_its_lanes(route: str) -> None:
+    with noting(SENT, name="mail") as mail, noting(SENT) as other:
+        with override_settings(OUTBOX={"ROUTE": route}):
+            ids = write(2, SENT, key="k")
+        pause("stream", "k")
+        assert (outbox.drain(), mail, other) == (0, [], [])
+        assert resume("stream", "k").events == 0
+        assert outbox.drain() == 4
+    assert mail == other == ids
+
+
 # -- a listener ------------------------------------------------------------------------------------
 
 
-def test_of_several_listeners_the_others_run_and_the_paused_one_waits() -> None:
+@pytest.mark.parametrize("routed", [True, False], ids=["by the writer", "by the worker"])
+@pytest.mark.parametrize("key", [None, "k"])
+def test_of_several_listeners_the_others_run_and_the_paused_one_waits(
+    key: str | None, routed: bool
+) -> None:
+    held = Q(listener=f"{SENT} mail")
     with noting(SENT, name="mail") as mail, noting(SENT, name="stock") as stock:
-        (event_id,) = insert(event_type=SENT)
+        if not routed:
+            with override_settings(OUTBOX={"ROUTE": "worker"}):
+                (event_id,) = write(event_type=SENT, key=key)
+        else:
+            (event_id,) = write(event_type=SENT, key=key)
         pause("listener", f"{SENT} mail")
         assert outbox.drain() == 1
         assert (mail, stock) == ([], [event_id])
-        assert (row(event_id).status, row(event_id).attempts) == (Status.NEW, 0)
-        OutboxEvent.objects.update(available_at=now())  # its short wait is over
-        assert outbox.drain() == 0
-        assert is_far(event_id)
-        assert resume("listener", f"{SENT} mail").events == 1
+        found = OutboxEvent.objects.get(held)
+        assert (found.status, found.attempts, found.locked_by) == (Status.NEW, 0, None)
+        if key is None:
+            if not routed:  # what is routed at its claim waits shortly at first
+                OutboxEvent.objects.filter(pk=found.pk).update(available_at=now())
+                assert outbox.drain() == 0
+            assert is_far(found.pk)
+        else:
+            assert stream_due_in(key, "mail") > 60
+        resumed = resume("listener", f"{SENT} mail")
+        assert (resumed.events, resumed.streams) == ((1, 0) if key is None else (0, 1))
         assert outbox.drain() == 1
     assert (mail, stock) == ([event_id], [event_id])
-    assert row(event_id).status == Status.DONE
+    assert {each.status for each in OutboxEvent.objects.of_event(event_id)} == {Status.DONE}
 
 
 # -- a claim costs the same ------------------------------------------------------------------------

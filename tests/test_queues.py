@@ -1,4 +1,4 @@
-"""Queues in a worker: pools of threads, shared events, dedicated workers, rates, stray events."""
+"""Queues in a worker: pools of threads, routing, dedicated workers, rates, stray events."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -16,11 +15,10 @@ from django.db.backends.utils import CursorWrapper
 
 import django_outbox as outbox
 from django_outbox import clocks, testing
-from django_outbox.listeners.progress import entries
-from django_outbox.listeners.queues import first_queue, next_queue
+from django_outbox.listeners.queues import UNROUTED, routes_of
 from django_outbox.models import OutboxEvent, OutboxPause, OutboxStream
 from django_outbox.worker.rate import RateLimit
-from tests.table import insert, keyed, listening, now, row, statuses, stream, write
+from tests.table import insert, keyed, listening, row, statuses, stream, write
 from tests.waiting import Gate, MovedClock, wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -69,25 +67,21 @@ def queues() -> Counter[str]:
 # -- routing ---------------------------------------------------------------------------------------
 
 
-def test_an_event_begins_in_default_and_goes_on_in_the_order_of_the_setting(settings: Any) -> None:
+def test_rows_of_default_come_first_then_the_others_in_the_order_of_the_setting(
+    settings: Any,
+) -> None:
     settings.OUTBOX = {"QUEUES": {"b": {}, "a": {}}}
     with (
         listening(Seen(), "x", name="1", queue="a"),
         listening(Seen(), "x", name="2", queue="b"),
-        listening(Seen(), "x.y", name="3"),
-        listening(Seen(), "x.y", name="4", queue="a"),
+        listening(Seen(), "x", name="3"),
+        listening(Seen(), "x", name="4", queue="gone"),
+        listening(Seen(), "y", name="5", queue="a"),
     ):
-        assert first_queue("order", "x") == "b"
-        assert first_queue("order", "x.y") == "default"
-        assert first_queue("order", "nobody") == "default"
-        done = '{"x 2": {"state": "done"}}'
-        assert next_queue("order", "x", done, now()) == "a"
-        assert next_queue("order", "x", None, now(), closed={"b"}) == "a"
-        assert next_queue("order", "x", None, now(), closed={"a", "b"}) == "b"
-        later = (now() + timedelta(hours=1)).isoformat()
-        waits = f'{{"x 2": {{"state": "due", "at": "{later}"}}}}'
-        assert next_queue("order", "x", waits, now()) == "a"
-        assert next_queue("order", "x", waits.replace("x 2", "x 1"), now()) == "b"
+        found = [(each.title, each.queue) for each in routes_of("order", "x")]
+        assert found == [("x 3", "default"), ("x 4", "default"), ("x 2", "b"), ("x 1", "a")]
+        assert [each.queue for each in routes_of("order", "y")] == ["a"]
+        assert routes_of("order", "nobody") == (UNROUTED,)
 
 
 @pytest.mark.parametrize("name", ["", "a b", "ä", 7, "x" * 65])
@@ -117,48 +111,24 @@ def test_a_queue_of_hung_listeners_does_not_hold_up_the_others() -> None:
     wait_until(lambda: statuses().keys() <= {"DONE", "NEW"})
 
 
-# -- events that two queues share ------------------------------------------------------------------
+# -- events with listeners in two queues -----------------------------------------------------------
 
 
-def test_a_shared_event_stays_leased_while_it_is_handed_over() -> None:
-    """With an idle thread it goes on in memory: its row is settled once, at the end."""
-    gate = Gate()
-    with both(Seen(), gate), outbox.Worker():
-        (event_id,) = write()
-        try:
-            wait_until(lambda: gate.entered)
-            found = row(event_id)
-            assert (found.queue, found.progress, found.status) == ("default", None, 0)
-            assert found.locked_by is not None
-        finally:
-            gate.open.set()
-        wait_until(lambda: statuses() == {"DONE": 1})
-    reached = entries(row(event_id).progress) or {}
-    assert {title: each.state for title, each in reached.items()} == {
-        "order.placed local": "done",
-        "order.placed hook": "done",
-    }
-
-
-def test_without_an_idle_thread_it_leaves_memory_with_its_progress() -> None:
+def test_a_listener_that_hangs_does_not_hold_up_that_of_another_queue() -> None:
     gate, local = Gate(), Seen()
     with both(local, gate), outbox.Worker():
         ids = write(12)
         try:
             wait_until(lambda: len(local.ids) == 12 and len(gate.entered) == 2)
-            left = {*ids} - {*gate.entered}
-            wait_until(lambda: all(row(each).progress for each in left), what="progress")
-            assert {row(each).queue for each in left} == {"hooks"}
+            wait_until(lambda: statuses() == {"DONE": 12, "NEW": 12})
+            assert queues() == {"hooks": 12}
         finally:
             gate.open.set()
-        wait_until(lambda: statuses() == {"DONE": 12})
+        wait_until(lambda: statuses() == {"DONE": 24})
     assert Counter(local.ids) == Counter(gate.entered) == Counter(ids)
 
 
-# -- keys ------------------------------------------------------------------------------------------
-
-
-def test_a_retry_waits_in_the_queue_of_its_listener() -> None:
+def test_a_retry_is_that_of_one_listener_and_stays_in_its_queue() -> None:
     calls = []
 
     def fail(event: outbox.Event) -> None:
@@ -168,8 +138,10 @@ def test_a_retry_waits_in_the_queue_of_its_listener() -> None:
     local = Seen()
     with both(local, fail), outbox.Worker():
         (event_id,) = write()
-        wait_until(lambda: row(event_id).status == 2)
-    assert (row(event_id).queue, local.ids, calls) == ("hooks", [event_id], [0])
+        wait_until(lambda: statuses() == {"DONE": 1, "RETRY": 1})
+    rows = OutboxEvent.objects.of_event(event_id).values_list("listener", "queue", "attempts")
+    assert {*rows} == {("order.placed local", "default", 0), ("order.placed hook", "hooks", 1)}
+    assert (local.ids, calls) == ([event_id], [0])
 
 
 # -- dedicated workers -----------------------------------------------------------------------------
@@ -199,7 +171,7 @@ def test_a_worker_refuses_queues_that_are_not_configured(given: Any) -> None:
 # -- rows in a wrong queue -------------------------------------------------------------------------
 
 
-def test_a_dedicated_worker_corrects_rows_of_other_queues_and_keeps_their_attempts() -> None:
+def test_a_dedicated_worker_passes_on_rows_of_other_queues_with_their_attempts() -> None:
     with listening(Seen(), "hook.sent", queue="hooks"), outbox.Worker(queues=["default"]):
         ids = insert(20, event_type="hook.sent", attempts=3, status=2)
         wait_until(lambda: queues() == {"hooks": 20})
@@ -276,18 +248,32 @@ def test_what_a_worker_has_ready_is_released_when_its_queue_is_paused() -> None:
     assert {*OutboxEvent.objects.values_list("attempts", "rescues")} == {(0, 0)}
 
 
-def test_a_shared_event_does_not_wait_for_a_paused_queue_with_its_other_listener() -> None:
-    """The pause comes when its row waits in that queue already."""
-    local = Seen()
+def test_one_listener_does_not_wait_for_the_paused_queue_of_another() -> None:
+    """Also if the writer did not know them."""
+    local, hook = Seen(), Seen()
     pause()
-    with both(local, Seen()):
-        ids = insert(700, queue="hooks")
+    with both(local, hook):
+        ids = [*insert(300), *write(400)]
         with outbox.Worker():
             wait_until(lambda: len(local.ids) == 700)
             wait_until(lambda: queues() == {"hooks": 700})
-        assert Counter(local.ids) == Counter(ids)
+        assert (Counter(local.ids), hook.ids) == (Counter(ids), [])
+        assert outbox.drain() == 0
         OutboxPause.objects.all().resume()
         assert outbox.drain() == 700
+    assert Counter(hook.ids) == Counter(ids)
+
+
+@pytest.mark.parametrize("key", [None, "a"])
+def test_a_drain_delivers_nothing_of_a_paused_queue_that_it_routes_to(key: str | None) -> None:
+    hook = Seen()
+    pause()
+    with listening(hook, "hook.sent", queue="hooks"), listening(Seen()):
+        insert(5, event_type="hook.sent") if key is None else keyed(key, 5, event_type="hook.sent")
+        write(3)
+        assert (outbox.drain(), hook.ids, queues()) == (3, [], {"hooks": 5})
+        OutboxPause.objects.all().resume()
+        assert outbox.drain() == 5
 
 
 # -- rates -----------------------------------------------------------------------------------------
@@ -408,14 +394,14 @@ def test_a_backlog_in_a_wrong_queue_is_moved_and_does_not_fill_the_worker() -> N
     assert OutboxEvent.objects.filter(rescues__gt=0).count() == 0
 
 
-def test_dedicated_workers_pass_a_shared_event_on_through_the_table() -> None:
+def test_a_dedicated_worker_routes_events_to_the_queues_of_others() -> None:
     local, hook = Seen(), Seen()
     with both(local, hook):
         with outbox.Worker(queues=["default"]):
-            ids = write(10)
+            ids = insert(10)
             wait_until(lambda: len(local.ids) == 10)
             wait_until(lambda: queues() == {"hooks": 10})
             assert hook.ids == []
         with outbox.Worker(queues=["hooks"]):
-            wait_until(lambda: statuses() == {"DONE": 10})
+            wait_until(lambda: statuses() == {"DONE": 20})
     assert Counter(local.ids) == Counter(hook.ids) == Counter(ids)

@@ -16,7 +16,7 @@ from django.db import models
 from django.test import modify_settings, override_settings
 
 from django_outbox import ANY, GLOBAL, Event, Fixed, ListenerAlreadyRegistered, listener
-from django_outbox.listeners import registry
+from django_outbox.listeners import callables, registry
 from tests.cases import cases
 
 
@@ -191,6 +191,24 @@ def test_options_that_would_fail_with_the_first_event_are_refused(
             listener("x", **{option: value})
 
 
+def test_a_title_that_does_not_fit_into_its_column_is_refused() -> None:
+    longest = "n" * (255 - len("x "))
+    listener("x", name=longest)(named("fits"))
+    with pytest.raises(ValueError, match="characters"):
+        listener("x", name=f"{longest}n")(named("does not fit"))
+    assert route(GLOBAL, "x") == ["fits"]
+
+
+def test_listeners_share_a_lane_if_they_share_their_name() -> None:
+    """No name can be mistaken for another lane, or for lane and key."""
+    names = ["", "mail", "?", "a:b", "n" * 64, "n" * 65, "n" * 66]
+    lanes = [registry.lane_of(name) for name in names]
+    assert lanes[:2] == ["", "mail"]
+    assert len({*lanes}) == len(names)
+    assert registry.UNROUTED_LANE not in lanes
+    assert not [each for each in lanes if ":" in each or len(each) > 64]
+
+
 # --- signatures ---------------------------------------------------------------------------------
 
 
@@ -280,7 +298,7 @@ def test_what_does_not_is_a_check_error_naming_it(call: Any) -> None:
     registry._listeners.clear()
     listener("x")(call)
     [error] = faults()
-    assert registry.qualified_name(call) in error.msg
+    assert callables.qualified_name(call) in error.msg
     assert error.hint == "Give it the signature (event)."
     assert error.is_serious()
 

@@ -175,7 +175,7 @@ def test_a_fifo_queue_keeps_order_by_key_and_drops_repeats(relay: Any, sqs: Any)
     relay("SQS", url)
     rows = [write(key="order 7") for _ in range(3)]
     outbox.drain()
-    OutboxEvent.objects.update(status=OutboxEvent.Status.DEAD, progress=None)
+    OutboxEvent.objects.update(status=OutboxEvent.Status.DEAD)
     assert OutboxEvent.objects.all().replay() == 3
     outbox.drain()
     assert {*OutboxEvent.objects.values_list("status", flat=True)} == {OutboxEvent.Status.DONE}

@@ -271,7 +271,7 @@ def test_the_samples_of_the_page(server: Any, client: Any, settings: Any) -> Non
         client.xgroup_create("orders", "warehouse", mkstream=True)
         write(), write()
         outbox.drain()
-        OutboxEvent.objects.update(status=OutboxEvent.Status.DEAD, progress=None)
+        OutboxEvent.objects.update(status=OutboxEvent.Status.DEAD)
         OutboxEvent.objects.all().replay()
         outbox.drain()
         assert client.xlen("orders") == 4

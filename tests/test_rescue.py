@@ -167,7 +167,6 @@ def object_with_id(event_id: str) -> Lease:
         owner="me",
         rescued=False,
         rescues=0,
-        progress=None,
         deadline=monotonic() + 10,
     )
 

@@ -12,6 +12,7 @@ from django.dispatch import Signal
 import django_outbox as outbox
 from django_outbox import signals
 from django_outbox.models import OutboxEvent, OutboxPause
+from tests.surroundings import heard
 from tests.table import PLACED, insert, listening, now, row, statuses, steal, write
 from tests.waiting import wait_until
 
@@ -205,30 +206,50 @@ def test_46_it_is_sent_robustly_with_its_facts(
     """A receiver that fails harms neither the action nor the next receiver."""
     settings.OUTBOX = SETTINGS
     deed, facts = CASES[name]
-    heard: list[dict[str, Any]] = []
+    told: list[dict[str, Any]] = []
 
     def fails(**kwargs: Any) -> None:
         raise ZeroDivisionError(name)
 
     def hears(**kwargs: Any) -> None:
-        heard.append(kwargs)
+        told.append(kwargs)
 
     NAMED[name].connect(fails)
     NAMED[name].connect(hears)
     try:
         deed()
-        wait_until(lambda: heard, what=name)
+        wait_until(lambda: told, what=name)
     finally:
         NAMED[name].disconnect(fails)
         NAMED[name].disconnect(hears)
-    told = heard[0]
-    assert told["sender"] == "default"
-    assert set(told) == {"signal", "sender", *facts}
+    first = told[0]
+    assert first["sender"] == "default"
+    assert set(first) == {"signal", "sender", *facts}
     for fact, expected in facts.items():
         kind = expected if isinstance(expected, type) else type(expected)
-        assert isinstance(told[fact], kind), fact
-        assert isinstance(expected, type) or told[fact] == expected, fact
+        assert isinstance(first[fact], kind), fact
+        assert isinstance(expected, type) or first[fact] == expected, fact
     assert any("receiver failed" in each.getMessage() for each in caplog.records)
+
+
+@pytest.mark.parametrize("written_first", [False, True], ids=["at the write", "at the claim"])
+def test_each_death_of_an_event_is_told_with_its_listener_and_cause(written_first: bool) -> None:
+    if written_first:
+        write(1)
+    with (
+        heard(signals.event_dead) as dead,
+        heard(signals.event_settled) as settled,
+        listening(lambda event: outbox.Dead("out of stock")),
+        listening(lambda event: outbox.Dead("no address"), name="mail"),
+    ):
+        if not written_first:
+            write(1)
+        outbox.drain()
+        outbox.drain()
+    told = {each["event"].listener: each["cause"] for each in dead}
+    assert told == {PLACED: "out of stock", f"{PLACED} mail": "no address"}
+    assert len(dead) == 2
+    assert sorted(each["event"].listener for each in settled) == sorted(told)
 
 
 def test_46_201_nothing_is_sent_when_nobody_listens(

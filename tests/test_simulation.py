@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from django_outbox.listeners.registry import digest
 from tests.simulation import mutants
 from tests.simulation.evidence import Call, Event, Lease, Table
 from tests.simulation.oracle import DEAD, DONE, NEW, RETRY, Oracle, Rules
@@ -110,11 +111,12 @@ class Story:
         return deepcopy(self.now_table)
 
     def event(self, event_id: str, **columns: object) -> Event:
-        given = {"due": instant(0), "key": None, "seq": 1, **columns}
-        event = Event(event_id, "plain", NEW, 0, 0, **given)  # type: ignore[arg-type]
+        given = {"due": instant(0), "stream": None, "seq": 1, **columns}
+        routes = frozenset([digest("plain")])
+        event = Event(event_id, event_id, "plain", routes, "plain", NEW, 0, 0, **given)  # type: ignore[arg-type]
         self.now_table.events[event_id] = event
-        if event.key is not None:
-            self.now_table.streams.setdefault(event.key, instant(0))
+        if event.stream is not None:
+            self.now_table.streams.setdefault(event.stream, instant(0))
         self.oracle.look("")
         return event
 
@@ -153,7 +155,7 @@ def story() -> Story:
 
 def leased(story: Story, **columns: object) -> Event:
     event = story.event("e1", **columns)
-    story.lease(event.key or event.id, "w1")
+    story.lease(event.stream or event.id, "w1")
     return event
 
 
@@ -201,8 +203,8 @@ def twice_at_once(story: Story) -> None:
 
 
 def order(story: Story) -> None:
-    story.event("e0", key="k", seq=1)
-    leased(story, key="k", seq=2)
+    story.event("e0", stream=":k", seq=1)
+    leased(story, stream=":k", seq=2)
     story.call("e1")
 
 
@@ -211,8 +213,8 @@ def idle(story: Story) -> None:
 
 
 def idle_stream(story: Story) -> None:
-    story.event("e1", key="k")
-    del story.now_table.streams["k"]
+    story.event("e1", stream=":k")
+    del story.now_table.streams[":k"]
     story.oracle.look("")
 
 

@@ -9,10 +9,11 @@ import pytest
 from django.db import connection
 from django.test import override_settings
 
+from django_outbox.events import stream_of
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent, OutboxStream
 from django_outbox.sql import dialect_of
-from tests.table import insert, now, stream_row
+from tests.table import insert, now
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -38,9 +39,10 @@ def events(key: str, *statuses: Status, **fields: Any) -> list[str]:
 
 def put(key: str = "k", **columns: Any) -> OutboxStream:
     """Insert a stream, long idle by default."""
-    found = stream_row(key, **{"seq": 100, "locked_at": LONG_AGO, **columns})
-    found.save(force_insert=True)
-    return found
+    return OutboxStream.objects.create(
+        stream=stream_of("", key),
+        **{"key": key, "seq": 100, "due_at": None, "locked_at": LONG_AGO, **columns},
+    )
 
 
 def stream(key: str = "k") -> OutboxStream:
@@ -132,7 +134,7 @@ def test_the_age_of_the_oldest_due_stream() -> None:
 def test_heads_of_more_streams_than_a_statement_takes() -> None:
     for n in range(60):
         events(f"k{n}", NEW)
-    keys = [f":k{n}" for n in range(60)]
+    keys = [stream_of("", f"k{n}") for n in range(60)]
     assert len(dialect_of(connection).heads(connection, keys=keys, statuses=(0, 2, 3))) == 60
 
 

@@ -312,7 +312,7 @@ def test_a_fallback_that_hangs_is_written_off_and_the_event_dead(clock: MovedClo
     assert fallback.attempts == [0]
 
 
-# -- fan-out ---------------------------------------------------------------------------------------
+# -- async, in a thread ----------------------------------------------------------------------------
 
 
 def test_a_coroutine_in_a_thread_is_cancelled_and_its_thread_kept(
@@ -335,8 +335,7 @@ def test_a_coroutine_in_a_thread_is_cancelled_and_its_thread_kept(
 
     with (
         heard(signals.listener_overdue) as overdue,
-        listening(endless, name="a", timeout=TIMEOUT, retry=AT_ONCE),
-        listening(lambda event: None, name="b"),
+        listening(endless, timeout=TIMEOUT, retry=AT_ONCE, atomic=True),
         outbox.Worker(workers=1) as worker,
     ):
         (event_id,) = write()
@@ -476,15 +475,16 @@ def test_listener_and_fallback_may_both_hang(clock: MovedClock) -> None:
     assert str(row(event_id).last_error).count("ListenerTimeout: ") >= 2
 
 
-def test_an_atomic_listener_after_a_hung_one_commits_its_progress(clock: MovedClock) -> None:
+def test_a_hung_listener_holds_up_no_other_of_its_event(clock: MovedClock) -> None:
     with (
         hanging(clock, name="a") as hangs,
         listening(leave, name="b", atomic=True),
         outbox.Worker(workers=1),
     ):
         (event_id,) = write()
-        ended(DONE=1)
+        ended(DONE=2)
         hangs.wake()
         wait_until(lambda: hangs.first_thread_has_ended)
     assert effects() == ["0"]
-    assert (row(event_id).attempts, hangs.attempts) == (1, [0, 1])
+    assert (row(event_id).listener, row(event_id).attempts) == (f"{PLACED} a", 1)
+    assert hangs.attempts == [0, 1]

@@ -27,9 +27,11 @@ from django_outbox import (
     write,
     write_many,
 )
+from django_outbox.listeners.registry import digest
 from django_outbox.models import OutboxEvent
 from django_outbox.writing.hot_queue import hot_queues
 from tests.cases import cases
+from tests.table import listening
 from tests.test_events import REFUSED, UNFIT, nested
 from tests.testapp.models import Order
 
@@ -74,6 +76,83 @@ def test_changing_the_callers_objects_later_changes_nothing() -> None:
         headers["h"] = "2"
     row = OutboxEvent.objects.get()
     assert (row.payload, row.headers) == ('{"a":[1]}', '{"h":"1"}')
+
+
+# --- a row for each listener --------------------------------------------------------------------
+
+HOOKS = {"QUEUES": {"hooks": {}}}
+MAIL, PLAIN, AUDIT = "x mail", "x", "* audit"
+
+
+def ignore(event: Event) -> None:
+    """Do nothing."""
+
+
+@contextmanager
+def three_listeners() -> Iterator[None]:
+    with (
+        listening(ignore, "x", name="mail", queue="hooks"),
+        listening(ignore, "x"),
+        listening(ignore, "*", name="audit"),
+    ):
+        yield
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["write", "write_many"])
+@pytest.mark.parametrize("key", [None, "k"])
+def test_each_listener_gets_a_row_and_each_row_the_receipt_of_all(
+    key: str | None, many: bool
+) -> None:
+    with three_listeners(), override_settings(OUTBOX=HOOKS), transaction.atomic():
+        event = Event(event_type="x", payload=1, key=key)
+        event_id = write_many([event])[0] if many else write(event)
+    receipt = " ".join(sorted(map(digest, (MAIL, PLAIN, AUDIT))))
+    found = [
+        (each.pk, each.listener, each.queue, each.stream, each.routes)
+        for each in OutboxEvent.objects.of_event(str(event_id))
+    ]
+    ids = {
+        PLAIN: event_id,  # of the first queue, and more specific than its other listener
+        AUDIT: f"{event_id}.{digest(AUDIT)}",
+        MAIL: f"{event_id}.{digest(MAIL)}",
+    }
+    places = {PLAIN: ("default", ":k"), AUDIT: ("default", "audit:k"), MAIL: ("hooks", "mail:k")}
+    assert sorted(found) == sorted(
+        (id_, title, places[title][0], places[title][1] if key else None, receipt)
+        for title, id_ in ids.items()
+    )
+    same = "event_id", "event_type", "payload", "key", "seq", "created_at", "first_due_at"
+    assert OutboxEvent.objects.values(*same).distinct().count() == 1
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+@pytest.mark.parametrize(
+    ("settings", "event_type"),
+    [({"ROUTE": "worker"}, "x"), ({"MODE": "writer_only"}, "x"), ({}, "y")],
+    ids=["routed by workers", "writer_only", "no listener"],
+)
+def test_an_event_that_the_writer_does_not_route_has_one_row(
+    settings: dict[str, str], event_type: str, key: str | None
+) -> None:
+    with (
+        listening(ignore, "x"),
+        listening(ignore, "x", name="mail", queue="hooks"),
+        override_settings(OUTBOX={**HOOKS, **settings}),
+        transaction.atomic(),
+    ):
+        event_id = write(event_type, key=key)
+    (found,) = OutboxEvent.objects.all()
+    assert (found.pk, found.listener, found.queue) == (event_id, None, "default")
+    assert (found.routes or "", found.stream) == ("", "?:k" if key else None)
+
+
+def test_only_the_first_row_has_the_unique_key() -> None:
+    with three_listeners(), override_settings(OUTBOX=HOOKS), transaction.atomic():
+        event_id = write("x", unique_key="u")
+        assert write("x", unique_key="u", on_duplicate="ignore") == event_id
+    keys = {each.pk: each.unique_key for each in OutboxEvent.objects.all()}
+    assert keys.pop(str(event_id)) == "u"
+    assert [*keys.values()] == [None, None]
 
 
 # --- outside a transaction --------------------------------------------------------------------

@@ -25,7 +25,7 @@ COUNT_LIMIT: Final = 10_000  # events; the list does not count further
 SCAN_SECONDS: Final = 2.0  # that a list may scan the table for filters which no index serves
 SCAN_LIMIT: Final = 50_000  # newest events that it scans if that takes longer
 MATCH_LIMIT: Final = 1000  # events that such filters list
-LONG_TEXTS: Final = ("payload", "headers", "result", "progress", "history")  # never in a list
+LONG_TEXTS: Final = ("payload", "headers", "result", "history")  # never in a list
 # Lookups that a URL may use on a column, in addition to the filters in the sidebar.
 ALLOWED_LOOKUPS: Final = {
     "",

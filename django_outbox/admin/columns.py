@@ -86,10 +86,10 @@ SECTIONS: Final[list[tuple[Any, list[tuple[str | Column, ...]]]]] = [
     (
         _("Delivery"),
         [
-            (status_and_timing, attempts, "rescues", "queue"),
+            ("listener", status_and_timing, attempts, "rescues", "queue"),
             (event_timeline.lease,),
             (column("last_error", display.error),),
-            (column("progress", display.progress),),
+            (display.deliveries,),
         ],
     ),
     (_("Timeline"), [(event_timeline.timeline,)]),
@@ -110,8 +110,8 @@ def sections(event: OutboxEvent) -> list[tuple[Any, dict[str, Any]]]:
 def _is_empty(event: OutboxEvent, column: str | Column) -> bool:
     if column in (stream, events_ahead, "seq"):
         return event.key is None
-    if column is event_timeline.lease:
-        return not event_timeline.lease(event)
+    if column in (event_timeline.lease, display.deliveries):
+        return not column(event)
     name = column if isinstance(column, str) else column.__name__
     value = getattr(event, name, True)
     return value in (None, "") or (name == "aggregate_type" and value == GLOBAL)

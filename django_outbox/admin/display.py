@@ -7,6 +7,8 @@ from typing import Any, Final
 
 import msgspec
 from django.contrib import admin
+from django.contrib.admin.utils import quote
+from django.urls import reverse
 from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
@@ -17,7 +19,6 @@ from django.utils.translation import gettext_lazy
 from ..conf import current
 from ..events import aggregate_label
 from ..listeners.outcomes import UNSETTLED, Status
-from ..listeners.progress import Entry, entries
 from ..models import OutboxEvent
 from . import redaction
 
@@ -28,10 +29,10 @@ MAX_LINE_LENGTH: Final = 120  # characters of an error that the list shows
 CSS_CLASSES: Final = {int(status): f"outbox-{status.name.lower()}" for status in Status}
 
 
-PROGRESS_TABLE: Final = """<table class="outbox-progress">
-<tr><th>{}</th><th>{}</th><th>{}</th><th>{}</th><th>{}</th></tr>{}</table>"""
-PROGRESS_ROW: Final = """<tr><th>{}</th><td><span class="outbox-status outbox-{}">{}</span></td>
-<td>{}</td><td>{}</td><td>{}</td></tr>"""
+DELIVERY_TABLE: Final = """<table class="outbox-deliveries">
+<tr><th>{}</th><th>{}</th><th>{}</th><th>{}</th></tr>{}</table>"""
+DELIVERY_ROW: Final = """<tr><th><a href="{}">{}</a></th><td>{}</td><td>{}</td><td>{}</td></tr>"""
+MAX_DELIVERIES: Final = 100  # rows of one event that its page lists
 
 
 @admin.display(description=gettext_lazy("status"))
@@ -149,21 +150,22 @@ def indented(text: str) -> str:
         return text
 
 
-def progress(text: str | None) -> str | SafeString:
-    """Return the progress of an event's listeners as a table; if unreadable, as plain text."""
-    found = entries(text) if len(text or "") <= MAX_TEXT_LENGTH else None
-    if not found:
-        return pretty(text)
-    rows = format_html_join("", PROGRESS_ROW, map(_progress_row, found, found.values()))
-    titles = _("listener"), _("state"), _("attempts"), _("next try"), _("error")
-    return format_html(PROGRESS_TABLE, *titles, rows)
+@admin.display(description=gettext_lazy("deliveries"))
+def deliveries(event: OutboxEvent) -> str | SafeString:
+    """Return the deliveries of an event to all of its listeners as a table; empty for one."""
+    rows = OutboxEvent.objects.using(event._state.db).of_event(event.event_id).order_by("pk")
+    found = [*rows.only("listener", "status", "attempts", "last_error")[:MAX_DELIVERIES]]
+    if len(found) < 2:
+        return ""
+    titles = _("listener"), _("status"), _("failed attempts"), _("error")
+    cells = format_html_join("", DELIVERY_ROW, map(_delivery, found))
+    return format_html(DELIVERY_TABLE, *titles, cells)
 
 
-def _progress_row(title: str, entry: Entry) -> tuple[Any, ...]:
-    name = "retry" if entry.failed else "new" if entry.state == "due" else entry.state
-    label = dict(OutboxEvent.Status.choices)[Status[name.upper()]]
-    reason = redaction.hide_in_text(entry.error)
-    return title, name, label, entry.attempts, exact(entry.at), reason
+def _delivery(row: OutboxEvent) -> tuple[Any, ...]:
+    url = reverse("admin:django_outbox_outboxevent_change", args=[quote(row.pk)])
+    error = redaction.hide_in_text(first_line(row.last_error))
+    return url, row.listener or _("no listener yet"), badge(row), row.attempts, error
 
 
 def preformatted(text: str | None) -> str | SafeString:

@@ -15,7 +15,7 @@ from django.db import connections, router
 from .. import conf, hooks
 from ..conf import Settings
 from ..doorbell.selection import UnusableDoorbell, create_doorbell
-from ..listeners import registry
+from ..listeners import callables, registry
 from ..models import OutboxEvent
 from . import pooling, queues, relays, servers  # noqa: F401 - registers their checks
 from .databases import Configs, aliases
@@ -136,7 +136,7 @@ def check_routing(app_configs: Configs, **kwargs: Any) -> Iterator[CheckMessage]
 def check_atomic(app_configs: Configs, **kwargs: Any) -> Iterator[CheckMessage]:
     """Report E042 an atomic listener whose app writes to a database without the outbox."""
     for each in (each for each in registry.listeners() if each.atomic):
-        config = apps.get_containing_app_config(registry.qualified_name(each.call))
+        config = apps.get_containing_app_config(callables.qualified_name(each.call))
         written = {router.db_for_write(model) for model in config.get_models()} if config else set()
         if written and written.isdisjoint(aliases()):
             text = (

@@ -9,7 +9,7 @@ from typing import Any
 
 from asgiref.sync import sync_to_async
 
-from ..listeners import registry
+from ..listeners import callables
 from .lease import Lease
 
 CHECK_INTERVAL = 0.1  # seconds between two checks while a listener waits for a database connection
@@ -62,7 +62,7 @@ def as_async(call: Any) -> Callable[..., Awaitable[Any]]:
 
     The wrapper runs it in the thread of its delivery, where it may use the database.
     """
-    if registry.is_async(call):
+    if callables.is_async(call):
         return call  # type: ignore[no-any-return]
 
     async def in_thread(*args: Any) -> Any:

@@ -10,7 +10,6 @@ from ..conf import Settings
 from ..listeners.outcomes import UNSETTLED, Decision
 from ..listeners.registry import Listener
 from ..models import OutboxEvent, OutboxStream
-from ..sql import dialect_of
 from ..sql.halving import settle_within
 from ..sql.values import LeaseKind
 from .lease import Lease
@@ -30,26 +29,14 @@ def settle_together(
     ``seconds``: how long the call took.
     """
     connection = connections[alias]
-    dialect = dialect_of(connection)
     plain: dict[tuple[LeaseKind, int], list[tuple[str, Decision]]] = {}
     for member, decision in ends:
-        lease, fan_out = member.lease, member.fan_out
-        attempts = lease.attempts
-        if fan_out is None:
-            failure = lease.failure(
-                decision, listener=listener.title, number=member.attempts + 1, seconds=seconds
-            )
-            group = plain.setdefault((lease.kind, attempts), [])
-            group.append((lease.id, lease.recorded(decision, failure)))
-        elif not dialect.keep_progress(
-            connection,
-            me=lease.owner,
-            row_id=lease.id,
-            kind=lease.kind,
-            progress=fan_out.record_atomic(listener.title, decision),
-            as_read=(attempts, fan_out.progress_in_row),
-        ):
-            return False
+        lease = member.lease
+        failure = lease.failure(
+            decision, listener=listener.title, number=member.attempts + 1, seconds=seconds
+        )
+        group = plain.setdefault((lease.kind, lease.attempts), [])
+        group.append((lease.id, lease.recorded(decision, failure)))
     for (kind, attempts), decisions in plain.items():
         settled = settle_within(
             connection,
@@ -57,7 +44,7 @@ def settle_together(
             me=ends[0][0].lease.owner,
             kind=kind,
             delete_done=settings.RETENTION_DONE == 0,
-            as_read=(attempts, None),
+            attempts=attempts,
         )
         if settled < len(decisions):
             return False

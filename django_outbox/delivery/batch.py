@@ -15,18 +15,18 @@ from ..exceptions import BrokerUnavailable, ListenerTimeout, RetryAfter
 from ..listeners.outcomes import DONE, LOST, Decision, Status
 from ..listeners.registry import Listener
 from ..signals import announce, event_decided, event_started
+from ..sql.values import Pauses
 from .answers import WrongAnswer
 from .atomic_batch import owned, settle_together
 from .batch_call import BatchCall
 from .decide import deferred_after_error
-from .deliver import in_queue_of, is_single, routed
+from .deliver import Report, in_queue_of, routed
 from .fallbacks import Fallback
-from .fanout import FanOut
 from .halves import Halving
 from .interceptors import Escaping
 from .lease import Lease
 from .member import Member, NotBegun, Verdict, unblocked
-from .scope import Scope
+from .paused import NO_PAUSES
 from .verdicts import Verdicts, for_breaker
 
 # What a call raises for all of its events; it is not split.
@@ -49,7 +49,8 @@ class Batch:
         alias: str,
         between: Callable[[Lease], Any],
         is_current: Callable[[Lease], bool],
-        scope: Scope,
+        pauses: Pauses = NO_PAUSES,
+        report: Report | None = None,
         escaping: Escaping = (),
     ) -> None:
         self.decided: Decided = []  # what is to be settled
@@ -61,7 +62,7 @@ class Batch:
         self._listener, self._alias, self._settings = listener, alias, current()
         self._verdicts = Verdicts(listener, self._settings)
         self._between, self._is_current, self._escaping = between, is_current, escaping
-        self._scope = scope.of_batch(listener.title)
+        self._pauses, self._report_to = pauses, report
         self._began_at = monotonic()
         self._by_key: dict[str, list[Member]] = {}
         self._whole = self._members(leases)
@@ -140,26 +141,15 @@ class Batch:
 
     def _member(self, lease: Lease) -> Member | None:
         """Return an event of the batch; None if it was decided without a call."""
-        listener, scope, settings = self._listener, self._scope, self._settings
-        listeners = routed(lease, settings, scope, check_only=True)
-        if isinstance(listeners, Decision):
-            self.decided.append((lease, listeners))
+        listener = self._listener
+        found = routed(lease, self._settings, self._pauses, check_only=True)
+        if isinstance(found, Decision):
+            self.decided.append((lease, found))
             return None
         lease.waited = lease.waited or self._began_at - lease.claimed_at
-        fan_out = None
         event = lease.event
         event.set_listener(listener.title, self._alias)
-        attempts = lease.attempts
-        if not is_single(lease, listeners, scope):
-            fan_out = FanOut(
-                lease, listeners, settings, self._alias, self._between, self._escaping, scope
-            )
-            if listener not in listeners or not fan_out.is_due(listener):
-                self.decided.append((lease, fan_out.decision))
-                return None
-            attempts = fan_out.attempts(listener)
-            event = self._event(lease, attempts)
-        member = Member(lease, event, attempts, fan_out)
+        member = Member(lease, event, lease.attempts)
         if listener.payload_type is not None:
             try:
                 event.convert_payload(listener.payload_type)
@@ -252,7 +242,7 @@ class Batch:
     def _record(self, member: Member, decision: Decision) -> None:
         """Note what was decided on an event, and on its row."""
         member.decision = decision
-        lease, fan_out = member.lease, member.fan_out
+        lease = member.lease
         if decision is not DONE:
             lease.note_failure(
                 decision,
@@ -269,19 +259,12 @@ class Batch:
                 outcome=decision.outcome,
                 duration=lease.duration,
             )
-        if fan_out is not None:
-            if decision.written and decision is not LOST:
-                fan_out.mark_committed()
-            fan_out.record(self._listener.title, decision)
-            decision = fan_out.decision
-        elif decision.delay is not None:
-            decision = in_queue_of(self._listener, decision, lease)
-        self.decided.append((lease, decision))
+        self.decided.append((lease, in_queue_of(self._listener, decision, lease)))
         lease.drop_event()
 
     def _report(self, decision: Decision) -> None:
-        if self._scope.report is not None:
-            self._scope.report(self._listener, decision)
+        if self._report_to is not None:
+            self._report_to(self._listener, decision)
 
     def _fail_together(self, part: list[Member], error: BaseException) -> None:
         """Count a failure for each event, of each key for the first."""

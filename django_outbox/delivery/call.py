@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from contextvars import Context
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.db import InterfaceError, OperationalError, connections
 
@@ -26,9 +26,6 @@ from .interceptors import Escaping, intercept
 from .invocation import Invocation, Rollback
 from .lease import Lease
 from .timeouts import CallAbandoned, TimedCall, report_timeout
-
-if TYPE_CHECKING:
-    from .fanout import FanOut
 
 logger = logging.getLogger("django_outbox")
 
@@ -49,7 +46,6 @@ class Call(Invocation):
     alias: str
     between: Callable[[Lease], Any]  # cleans up before the next listener or fallback
     escaping: Escaping = ()
-    fan_out: FanOut | None = None  # set if the event has several listeners
     report: Callable[[Listener, Decision], None] | None = None  # called with each decision
     duration_before: float = 0.0  # seconds that earlier listeners of the event took
     failure: Failure | None = None  # what the fallback is called with, once it is called
@@ -236,8 +232,6 @@ class Call(Invocation):
                 logger.warning("transaction could not begin event_id=%s error=%s", event_id, error)
                 return error, deferred_after_error()
             return error, self.decide(error)
-        if self.fan_out is not None:
-            self.fan_out.mark_committed()
         return answer, replace(decision, written=True)
 
     # -- what to decide ----------------------------------------------------------------------------
@@ -264,24 +258,13 @@ class Call(Invocation):
         Ours alone is not enough. This worker may have leased the row again: to retry its own call
         that was abandoned, or after another worker has tried.
         """
-        connection, row_id = connections[self.alias], self.lease.id
-        dialect, attempts = dialect_of(connection), self.lease.event.attempts
-        if self.fan_out is not None:
-            return dialect.keep_progress(
-                connection,
-                me=self.lease.owner,
-                row_id=row_id,
-                progress=self.fan_out.record_atomic(self.listener.title, decision),
-                as_read=(attempts, self.fan_out.progress_in_row),
-                kind=self.lease.kind,
-            )
         settled = settle_within(
-            connection,
-            [(row_id, self._recorded(decision))],
+            connections[self.alias],
+            [(self.lease.id, self._recorded(decision))],
             me=self.lease.owner,
             kind=self.lease.kind,
             delete_done=self.settings.RETENTION_DONE == 0,
-            as_read=(attempts, None),
+            attempts=self.lease.attempts,
         )
         return settled == 1
 

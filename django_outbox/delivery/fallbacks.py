@@ -31,7 +31,6 @@ class Fallback(NamedTuple):
             alias,
             between,
             escaping,
-            member.fan_out,
             context=copy_context(),
         )
         failure = Failure(
@@ -59,8 +58,5 @@ async def acall_fallback(fallback: Fallback) -> Decision:
 
 
 def _after_fallback(call: Call, decision: Decision) -> Decision:
-    if call.fan_out is not None:
-        call.fan_out.record(call.listener.title, decision)
-        decision = call.fan_out.decision
     call.lease.drop_event()
     return decision

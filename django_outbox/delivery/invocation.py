@@ -14,7 +14,8 @@ from asgiref.sync import async_to_sync
 from ..clocks import monotonic
 from ..conf import Settings
 from ..exceptions import ListenerTimeout
-from ..listeners.registry import Listener, location
+from ..listeners.callables import location
+from ..listeners.registry import Listener
 from .async_timeouts import with_timeout
 from .interceptors import Escaping
 from .lease import Lease

@@ -49,11 +49,10 @@ class Lease(msgspec.Struct, kw_only=True, eq=False, gc=False):
     rescued: bool  # claimed from a lost worker
     renewal: bool = False  # claimed again by the worker that had leased it before
     rescues: int  # this one included
-    progress: str | None  # fan-out: JSON per listener
-    progress_in_row: str | None = None  # the same as it is stored
-    queue: str = DEFAULT_QUEUE  # whose threads deliver it; later, those it is handed over to
+    listener: str | None = None  # the title of its listener; None: it is not routed
+    routes: str = ""  # digests of all listeners that the event was given to
+    queue: str = DEFAULT_QUEUE  # whose threads deliver it
     queue_in_row: str = DEFAULT_QUEUE  # as it is stored
-    handed_over: Decision | None = None  # to be written unless the other queue's threads start it
     key: str | None = None
     stream: str | None = None  # lane and key; leased instead of the row
     deadline: float  # monotonic; not to be started later without a renewal. Owner: Held
@@ -81,6 +80,7 @@ class Lease(msgspec.Struct, kw_only=True, eq=False, gc=False):
         """The event that listeners get; created at first access, and again after ``drop_event``."""
         if self._event is None:
             self._event = event_from_row(self.row, self.positions, hooks.serializer().loads)
+            self._event.set_listener(self.listener or "", "")  # the row may have been routed since
         return self._event
 
     @property
@@ -98,12 +98,6 @@ class Lease(msgspec.Struct, kw_only=True, eq=False, gc=False):
     def kind(self) -> LeaseKind:
         """What is leased: the row, or the stream of its key."""
         return LeaseKind.ROW if self.stream is None else LeaseKind.STREAM
-
-    @property
-    def listener(self) -> str:
-        """The title of the listener called last; empty before and after the delivery."""
-        event = self._event  # another thread may call drop_event meanwhile
-        return event.listener if event is not None else ""
 
     @property
     def previous_owner(self) -> str:
@@ -238,8 +232,8 @@ def lease_from_row(
         rescued=previous_owner is not None and previous_owner != me,
         renewal=previous_owner == me,
         rescues=row[positions["rescues"]],
-        progress=row[positions["progress"]],
-        progress_in_row=row[positions["progress"]],
+        listener=row[positions["listener"]],
+        routes=row[positions["routes"]] or "",
         queue_in_row=row[positions["queue"]],
         history=row[positions["history"]],
         key=row[positions["key"]] if "key" in positions else None,

@@ -8,7 +8,6 @@ from typing import Any
 
 from ..events import Event
 from ..listeners.outcomes import Decision, Status
-from .fanout import FanOut
 from .lease import Lease
 
 
@@ -19,7 +18,6 @@ class Member:
     lease: Lease
     event: Event
     attempts: int  # executions of this listener before
-    fan_out: FanOut | None = None  # set if the event has several listeners
     decision: Decision | None = None  # of this listener; None: not decided yet
 
     @property

@@ -1,35 +1,29 @@
-"""Which events wait while an event type, a listener or a stream is paused."""
+"""Which events wait while an event type, a listener, a stream or a queue is paused."""
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final
 
-from ..listeners import registry
 from ..listeners.outcomes import Decision, Status
-from ..listeners.progress import NEW_ENTRY, PAUSED_DELAY, entries
-from ..sql.values import Pauses
-from .scope import paused_listeners
+from ..sql.values import CLOSING_KINDS, Pauses
 
+NO_PAUSES: Pauses = frozenset()
+PAUSED_DELAY = 1.0  # seconds until a paused row is due again; the next poll postpones it further
 # For an event that a worker had already claimed when the pause began.
 PAUSED: Final = Decision(status=Status.NEW, delay=PAUSED_DELAY, outcome="deferred")
 
 
-def is_paused(
-    pauses: Pauses, event_type: str, aggregate_type: str, progress: str | None, key: str | None
-) -> bool:
-    """Return whether no listener of the event may be called now.
+def is_paused(pauses: Pauses, event_type: str, listener: str | None, key: str | None) -> bool:
+    """Return whether an event may not be delivered now to the listener with this title."""
+    return (
+        ("event_type", event_type) in pauses
+        or ("listener", listener) in pauses
+        or ("stream", key) in pauses
+    )
 
-    An event with several listeners waits only if all of those still to run are paused.
-    """
-    if ("event_type", event_type) in pauses or ("stream", key) in pauses:
-        return True
-    titles = paused_listeners(pauses)
-    if not titles:
-        return False
-    reached = entries(progress) or {}
-    left = [
-        each.title
-        for each in registry.route(aggregate_type, event_type)
-        if reached.get(each.title, NEW_ENTRY).state == "due"
-    ]
-    return bool(left) and titles.issuperset(left)
+
+@lru_cache(maxsize=64)
+def closed_queues(pauses: Pauses) -> frozenset[str]:
+    """Return the queues that are paused, by a person or by their circuit breakers."""
+    return frozenset(name for kind, name in pauses if kind in CLOSING_KINDS)

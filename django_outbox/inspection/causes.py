@@ -1,7 +1,4 @@
-"""Causes of dead events: the class and the message of their errors, without ids and numbers.
-
-An event that several listeners share has the cause of its row's last error.
-"""
+"""Causes of dead events: the class and the message of their errors, without ids and numbers."""
 
 from __future__ import annotations
 
@@ -18,7 +15,6 @@ from django.utils.crypto import salted_hmac
 
 from ..events import stored_instant
 from ..listeners.error_texts import error_class
-from ..listeners.progress import entries
 from ..models import OutboxEvent, OutboxQuerySet
 from ..sql import dialect_of
 
@@ -45,7 +41,7 @@ class Cause:
     newest: datetime | None = None  # the latest death
     oldest: datetime | None = None
     types: dict[str, int] = field(default_factory=dict)  # events by event type, the most first
-    listeners: set[str] = field(default_factory=set)  # that gave up on a newest, shared event
+    listeners: set[str] = field(default_factory=set)  # that gave up on a newest event
 
     @property
     def newest_id(self) -> str:
@@ -179,7 +175,6 @@ def _add_examples(alias: str, causes: Sequence[Cause]) -> None:
     ids = [*by_id][:MAX_EXAMPLES]
     rows = OutboxEvent.objects.using(alias).filter(pk__in=ids).order_by("pk")
     texts = rows.annotate(text=Substr("last_error", 1, EXAMPLE_LENGTH))
-    for pk, text, progress in texts.values_list("pk", "text", "progress"):
+    for pk, text, listener in texts.values_list("pk", "text", "listener"):
         by_id[pk].example = (text or "").partition("\n")[0]
-        found = (entries(progress) or {}) if progress else {}
-        by_id[pk].listeners |= {title for title, each in found.items() if each.state == "dead"}
+        by_id[pk].listeners |= {listener} if listener else set()

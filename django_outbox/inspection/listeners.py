@@ -10,8 +10,10 @@ from typing import Any, Final
 from django.utils.translation import gettext
 
 from ..conf import current
+from ..events import stream_of
+from ..listeners.callables import location, qualified_name
 from ..listeners.outcomes import Status
-from ..listeners.registry import ANY, Listener, listeners, location, qualified_name, route
+from ..listeners.registry import ANY, Listener, listeners, route
 from ..models import OutboxEvent, OutboxStream
 from ..sql.values import CLOSING_KINDS
 
@@ -94,7 +96,7 @@ def _known_types(alias: str) -> set[str]:
 def unknown_name(alias: str, kind: str, name: str) -> str | None:
     """Return why the name is not known: neither registered nor seen. It may still appear."""
     if kind == "stream":
-        known = OutboxStream.objects.using(alias).filter(stream__of_key=name).exists()
+        known = OutboxStream.objects.using(alias).filter(pk=stream_of("", name)).exists()
         message = gettext("No event with the key %(name)r was written lately.")
         return None if known else message % {"name": name}
     if kind == "listener":

@@ -12,7 +12,8 @@ from django.db import connections
 
 from ..conf import current
 from ..events import GLOBAL, stored_instant
-from ..listeners.registry import ANY, listeners, qualified_name, route
+from ..listeners.callables import qualified_name
+from ..listeners.registry import ANY, listeners, route
 from ..models import OutboxEvent, OutboxPause, OutboxStatistics, OutboxStream
 from ..sql import dialect_of
 from .causes import Causes, load_causes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import IntEnum
@@ -115,19 +114,16 @@ class Decision:
     kind: str = ""  # what logs may show of the error: its class, or our own text
     cause: str | None = None  # the error without ids and numbers; None keeps the row's cause
     history: str | None = None  # JSON in ASCII; None keeps the row's history
-    progress: str | None = None  # fan-out: JSON per listener; None keeps the row's progress
     attempts: int | None = None  # of the row when it was leased; None: it is written in any case
     queue: str | None = None  # where the row waits from now on; None keeps its queue
-    outcome: str = "done"  # done · retry · deferred · moved · dead · lost: for signals and logs
-    elsewhere: bool = False  # the listener that is due now is called by others, or in a batch
+    outcome: str = "done"  # done · retry · deferred · dead · lost: for signals and logs
     written: bool = False  # already committed, with the changes of an atomic listener
     unavailable: str = ""  # why what it sends to cannot be reached: the breaker opens at once
 
     def shortened(self) -> Decision:
         """Return the decision as any database can store it."""
         error, cause = self.error and in_ascii(self.error), self.cause and in_ascii(self.cause)
-        progress = self.progress and json.dumps(json.loads(self.progress))  # escapes in ASCII
-        return replace(self, error=error, cause=cause, progress=progress)
+        return replace(self, error=error, cause=cause)
 
 
 DONE = Decision(status=Status.DONE)

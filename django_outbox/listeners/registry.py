@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import difflib
 import functools
-import inspect
+import hashlib
 import re
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,11 +16,12 @@ from functools import lru_cache
 from typing import Any, Final, ParamSpec, Protocol, TypeVar
 
 from ..conf import until_changed
-from ..events import LENGTHS, class_fault, declared, type_name
+from ..events import LANE_LENGTH, LENGTHS, class_fault, declared, type_name
 from ..exceptions import ListenerAlreadyRegistered, seconds
 from ..queue_settings import DEFAULT_QUEUE
 from ..queue_settings import NAME as QUEUE_NAME
 from .batching import Batching, batching
+from .callables import fault, is_async, location
 from .retry import RetryPolicy, checked
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -35,6 +37,8 @@ class _Any(Enum):
 
 
 ANY: Final = _Any.ANY  # listen to every aggregate type
+UNROUTED_LANE: Final = "?"  # of events with a key whose listeners are not known yet
+TITLE_LENGTH: Final = 255  # characters of a title, in the column of an event
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +60,9 @@ class Listener:
     check: Callable[[], None] | None = None  # raises while what it sends to cannot be reached
     is_async: bool = field(init=False)
     types: tuple[str, ...] = field(init=False)  # and patterns that it listens to
-    title: str = field(init=False)  # its key in stored progress: must not change in a deploy
+    title: str = field(init=False)  # its name in the rows of events: a deploy should not change it
+    digest: str = field(init=False)  # of the title, as rows and their ids have it
+    lane: str = field(init=False)  # the listeners of a lane see the events of a key in one order
 
     @property
     def key(self) -> tuple[str | _Any, str, str]:
@@ -66,6 +72,8 @@ class Listener:
         kind = "" if self.aggregate_type is ANY else f"[{self.aggregate_type}]"
         title = self.name if self.patterns else f"{self.event_type}{kind} {self.name}".rstrip()
         object.__setattr__(self, "title", title)
+        object.__setattr__(self, "digest", digest(title))
+        object.__setattr__(self, "lane", lane_of(self.name))
         object.__setattr__(self, "types", self.patterns or (self.event_type,))
         object.__setattr__(self, "is_async", is_async(self.call))
 
@@ -78,7 +86,7 @@ class Listener:
     def fault(self) -> str | None:
         """Return why a call with its one argument would fail or do nothing; else None."""
         given = "the event" if self.batching is None else "the list of events"
-        return _fault(self.call, f"exactly one argument, {given}", object())
+        return fault(self.call, f"exactly one argument, {given}", object())
 
     @property
     def payload_fault(self) -> str | None:
@@ -92,7 +100,7 @@ class Listener:
         """Return why a call of its fallback would fail or do nothing; else None."""
         if self.fallback is None:
             return None
-        return _fault(self.fallback, "two arguments, the event and the failure", object(), object())
+        return fault(self.fallback, "two arguments, the event and the failure", object(), object())
 
 
 class Listening(Protocol[P, T_co]):
@@ -108,6 +116,18 @@ class Listening(Protocol[P, T_co]):
 _listeners: dict[tuple[str | _Any, str, str], Listener] = {}
 _caches: list[Any] = []  # of functions that depend on the registry
 conflicts: list[str] = []  # duplicate registrations found while apps load; for the checks
+
+
+def digest(text: str) -> str:
+    """Return twelve characters that stand for a title in the rows of events, and in their ids."""
+    found = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return base64.b32encode(found).decode()[:12].lower()
+
+
+def lane_of(name: str) -> str:
+    """Return the lane of the listeners with this name; those without one share a lane."""
+    is_usual = len(name) <= LANE_LENGTH and ":" not in name and name != UNROUTED_LANE
+    return name if is_usual else f"#{digest(name)}"
 
 
 def listener(
@@ -183,7 +203,15 @@ def listener(
 
 
 def add(new: Listener) -> None:
-    """Register a listener; ``ListenerAlreadyRegistered`` names both if the title is taken."""
+    """Register a listener; ``ListenerAlreadyRegistered`` names both if the title is taken.
+
+    Raises ``ValueError`` for a title that does not fit into its column.
+    """
+    if len(new.title) > TITLE_LENGTH:
+        raise ValueError(
+            f"The title of {new.where} has {len(new.title)} characters: its types and its name. "
+            f"At most {TITLE_LENGTH} fit; give it a shorter name=."
+        )
     if old := next((each for each in listeners() if each.title == new.title), None):
         raise ListenerAlreadyRegistered(
             f"{new.where} and {old.where} both listen to {new.event_type!r} of aggregate type "
@@ -253,56 +281,22 @@ def route(aggregate_type: str, event_type: str) -> tuple[Listener, ...]:
     return tuple(each for each in matches if each.name or each is unnamed[0])
 
 
+@until_registered
+def by_title(title: str) -> Listener | None:
+    """Return the listener with this title; None if this process has none."""
+    return next((each for each in listeners() if each.title == title), None)
+
+
+@until_registered
+def lanes() -> tuple[str, ...]:
+    """Return the lanes in which the events of a key can wait, as far as this process knows."""
+    return tuple(dict.fromkeys(["", *(each.lane for each in listeners()), UNROUTED_LANE]))
+
+
 def similar_types(event_type: str) -> list[str]:
     """Return registered event types like this one, nearest first, for an error message."""
     known = sorted({pattern for each in listeners() for pattern in each.types})
     return difflib.get_close_matches(event_type, known, n=3, cutoff=0) or known[:3]
-
-
-def qualified_name(call: Callable[..., Any]) -> str:
-    """Return module and qualified name of a callable."""
-    call = _unwrap_partial(call)
-    named = call if hasattr(call, "__qualname__") else type(call)
-    return f"{named.__module__}.{named.__qualname__}"
-
-
-def location(call: Callable[..., Any]) -> str:
-    """Return name and source location of a callable."""
-    call = inspect.unwrap(_unwrap_partial(call))
-    of_object = getattr(type(call), "__call__", None)  # noqa: B004 - as in is_async
-    code = getattr(call, "__code__", None) or getattr(of_object, "__code__", None)
-    return f"{qualified_name(call)}{f' ({code.co_filename}:{code.co_firstlineno})' if code else ''}"
-
-
-def is_async(call: Callable[..., Any]) -> bool:
-    """Return whether a callable has to be awaited."""
-    of_object = getattr(call, "__call__", None)  # noqa: B004 - an object's own call, not the test for one
-    return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(of_object)
-
-
-def _fault(call: Callable[..., Any], expected: str, *arguments: object) -> str | None:
-    if _is_generator_function(call):
-        return f"{location(call)} is a generator function: a call would run nothing of it."
-    try:
-        inspect.signature(call).bind(*arguments)
-    except TypeError:
-        return f"{location(call)} does not take {expected}."
-    except ValueError:  # a builtin without a signature
-        return None
-    return None
-
-
-def _is_generator_function(call: Callable[..., Any]) -> bool:
-    return any(
-        inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each)
-        for each in (call, getattr(call, "__call__", None))  # noqa: B004 - as in is_async
-    )
-
-
-def _unwrap_partial(call: Callable[..., Any]) -> Callable[..., Any]:
-    while isinstance(call, functools.partial):
-        call = call.func
-    return call
 
 
 def _checked(value: Any, column: str) -> str:

@@ -52,6 +52,8 @@ class Migration(migrations.Migration):
             fields=[
                 ("id", ExactCharField(max_length=49, primary_key=True, serialize=False)),
                 ("event_id", ExactCharField("event id", max_length=36)),
+                ("listener", ExactCharField("listener", blank=True, max_length=255, null=True)),
+                ("routes", ExactTextField("routes", blank=True, null=True)),
                 ("event_type", ExactCharField("event type", max_length=128)),
                 (
                     "aggregate_type",
@@ -96,7 +98,6 @@ class Migration(migrations.Migration):
                 ("stream", ExactCharField("stream", blank=True, max_length=320, null=True)),
                 ("seq", models.BigIntegerField("seq", blank=True, null=True)),
                 ("unique_key", ExactCharField("unique key", blank=True, max_length=255, null=True)),
-                ("progress", ExactTextField("progress", blank=True, null=True)),
                 (
                     "queue",
                     ExactCharField("queue", db_default="default", default="default", max_length=64),

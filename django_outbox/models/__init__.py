@@ -18,6 +18,7 @@ from ..events import (
     event_label,
 )
 from ..listeners.error_texts import LENGTH as CAUSE_LENGTH
+from ..listeners.registry import TITLE_LENGTH
 from ..queue_settings import DEFAULT_QUEUE, MAX_QUEUE_NAME
 from .event_queryset import OutboxQuerySet
 from .fields import ExactCharField, ExactTextField, PendingIndex, UTCDateTimeField
@@ -53,6 +54,8 @@ class OutboxEvent(models.Model):
 
     id = ExactCharField(max_length=ROW_ID_LENGTH, primary_key=True)
     event_id = ExactCharField(_("event id"), max_length=LENGTHS["event_id"])
+    listener = ExactCharField(_("listener"), max_length=TITLE_LENGTH, null=True, blank=True)
+    routes = ExactTextField(_("routes"), null=True, blank=True)  # digests of all its listeners
     event_type = ExactCharField(_("event type"), max_length=LENGTHS["event_type"])
     aggregate_type = ExactCharField(
         _("aggregate type"), max_length=LENGTHS["aggregate_type"], default=GLOBAL, db_default=GLOBAL
@@ -88,7 +91,6 @@ class OutboxEvent(models.Model):
     unique_key = ExactCharField(
         _("unique key"), max_length=LENGTHS["unique_key"], null=True, blank=True
     )
-    progress = ExactTextField(_("progress"), null=True, blank=True)
     queue = ExactCharField(
         _("queue"), max_length=MAX_QUEUE_NAME, default=DEFAULT_QUEUE, db_default=DEFAULT_QUEUE
     )

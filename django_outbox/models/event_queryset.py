@@ -42,6 +42,10 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
 
     table = "outbox_event"
 
+    def of_event(self, event_id: str) -> OutboxQuerySet:
+        """Return the rows of an event, one for each listener; a range of the primary key."""
+        return self.filter(pk__gte=event_id, pk__lt=f"{event_id}/", event_id=event_id)
+
     def pending(self) -> OutboxQuerySet:
         """Return events that are not finished: NEW or RETRY."""
         return self.filter(status__in=UNSETTLED)
@@ -211,8 +215,9 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
         """Return the condition by which ``expired`` filters; empty if all are kept."""
         condition = expired_condition(settings, self._clock())
         if condition and settings.ON_DEAD == "block":  # a dead event blocks those behind it
-            pending = self.model.objects.filter(IsIndexed("status")).pending()
-            waiting = pending.filter(stream=OuterRef("stream"))
+            waiting = self.model.objects.filter(
+                IsIndexed("status"), stream=OuterRef("stream")
+            ).pending()
             condition &= Q(~Q(status=Status.DEAD) | Q(key=None) | ~Exists(waiting))
         return condition
 

@@ -9,9 +9,10 @@ from django.db import models
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import F, Func, Index, Lookup, Q, Value
 from django.db.models.functions import StrIndex
-from django.db.models.lookups import Exact
+from django.db.models.lookups import Exact, In
 
 from ..events import as_utc, stored_instant, stream_of
+from ..listeners.registry import lanes
 from ..sql.values import to_database
 
 # MySQL's default collation treats "Order-1" and "order-1 " as equal, and utf8mb3 schemas reject
@@ -40,16 +41,13 @@ class ExactCharField(ExactText, models.CharField):  # type: ignore[type-arg]
 
 
 @ExactCharField.register_lookup
-class OfKey(Exact):
-    """``stream__of_key``: compare the name of a stream with that of a key."""
+class OfKey(In):
+    """``stream__of_key``: the streams of a key, in the lanes that this process knows."""
 
     lookup_name = "of_key"
 
-    def get_prep_lookup(self) -> str:
-        return stream_of("", super().get_prep_lookup())
-
-    def get_rhs_op(self, connection: BaseDatabaseWrapper, rhs: str) -> str:
-        return f"= {rhs}"
+    def __init__(self, lhs: Any, rhs: str) -> None:
+        super().__init__(lhs, [stream_of(each, rhs) for each in lanes()])
 
 
 class ExactTextField(ExactText, models.TextField):  # type: ignore[type-arg]

@@ -199,8 +199,9 @@ class _ResumedBacklog:
         rows = rows.filter(available_at__lte=self._until)
         if self._kind == "event_type":
             rows = rows.filter(event_type=self._name)
-        else:  # only workers know which events a listener gets
+        else:
             paused = OutboxPause.objects.using(self._alias).filter(kind="event_type")
+            rows = rows.filter(listener=self._name)
             rows = rows.exclude(event_type__in=paused.values("name"))
         rows, low = rows.order_by("available_at", "id"), None
         while True:
@@ -216,13 +217,12 @@ class _ResumedBacklog:
         """Make streams due whose first event waited; a new version undoes a late postponement."""
         from . import OutboxStream
 
-        streams = OutboxStream.objects.using(self._alias).all()
-        if self._kind == "stream":
-            mine = streams.filter(stream__of_key=self._name)
-            yield self._wake([*mine.values_list("pk", flat=True)])
-            return
+        streams = OutboxStream.objects.using(self._alias)
         # Include leased streams: their worker may have read them while they were still paused.
         waiting = streams.filter(due_at__gt=DatabaseNow(), due_at__lte=self._until)
+        if self._kind == "stream":  # in all lanes
+            yield self._wake([*waiting.filter(key=self._name).values_list("pk", flat=True)])
+            return
         keys = [*waiting.order_by("pk").values_list("pk", flat=True)]
         for start in range(0, len(keys), STREAMS_PER_BATCH):
             yield self._wake(self._with_waiting_heads(keys[start : start + STREAMS_PER_BATCH]))

@@ -12,7 +12,6 @@ from django.db.models.functions import Concat, Length, Substr
 
 from ..listeners.history import Entry, addition
 from ..listeners.outcomes import Status
-from ..listeners.progress import progress_after_replay
 from ..queue_settings import is_rate, per_second
 from .fields import DatabaseNow, ExactTextField, UTCDateTimeField
 
@@ -54,22 +53,17 @@ def replay_rows(rows: OutboxQuerySet, *, by: str, spacing: Spacing | None = None
     """
     alias = rows._write_alias()
     with transaction.atomic(using=alias):
-        progress = dict(_locked(rows).values_list("pk", "progress"))
+        ids = [*_locked(rows).order_by("pk").values_list("pk", flat=True)]
         times: dict[str, datetime] = {}
-        if not progress:
+        if not ids:
             return 0
         now = rows._clock()
         if spacing is not None:
-            ids = sorted(progress)
             times = dict(zip(ids, spacing.take(len(ids), now), strict=True))
         replayed = Entry(at=now, kind="replayed", by=by[:BY])
-        for pk, text in progress.items():
-            if text is not None:
-                due = Value(times[pk], UTCDateTimeField()) if times else DatabaseNow()
-                _reset(rows.filter(pk=pk), due, replayed, progress=progress_after_replay(text))
-        for ids, due in _due_times(sorted(progress), times):
-            _reset(rows.filter(pk__in=ids, progress=None), due, replayed)
-    return len(progress)
+        for some, due in _due_times(ids, times):
+            _reset(rows.filter(pk__in=some), due, replayed)
+    return len(ids)
 
 
 def _locked(rows: OutboxQuerySet) -> OutboxQuerySet:
@@ -88,7 +82,7 @@ def _due_times(ids: list[str], times: Mapping[str, datetime]) -> Iterator[tuple[
         yield some, Case(*(When(pk=pk, then=Value(times[pk], field)) for pk in some))
 
 
-def _reset(rows: OutboxQuerySet, due: Any, replayed: Entry, **values: str | None) -> int:
+def _reset(rows: OutboxQuerySet, due: Any, replayed: Entry) -> int:
     """Make dead events new and due at the time of an expression; those with a key, no earlier."""
     without_key, is_now = Q(key=None), isinstance(due, DatabaseNow)
     alone, added = addition(replayed)
@@ -109,5 +103,4 @@ def _reset(rows: OutboxQuerySet, due: Any, replayed: Entry, **values: str | None
         ),
         locked_by=None,
         locked_at=None,
-        **values,
     )

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from . import OutboxEvent, OutboxStream  # noqa: F401 - named in a string below
 
 MAX_BACKLOG: Final = 1000  # events of one stream that a backlog counts, at most
-LONG_TEXTS: Final = ("payload", "headers", "result", "progress", "history")  # not shown in lists
+LONG_TEXTS: Final = ("payload", "headers", "result", "history")  # not shown in lists
 HEADS_PER_QUERY: Final = 40  # streams per query for their first events
 MAX_SEARCHED: Final = 1000  # streams that oldest_head_age searches, oldest due first, at most
 IDLE_BEFORE_PURGE: Final = DAY  # seconds; no writer is still adding an event then
@@ -81,9 +81,10 @@ class StreamQuerySet(TableQuerySet["OutboxStream"]):
     def expired_condition(self, settings: Settings) -> Q:
         """Return the condition by which ``expired`` filters."""
         limit = self._clock() - timedelta(seconds=IDLE_BEFORE_PURGE)
-        idle = Q(due_at=None, locked_at__lt=limit)
+        never_leased = Q(locked_at=None, seq__lt=int(limit.timestamp() * 1_000_000))
+        idle = Q(due_at=None) & (Q(locked_at__lt=limit) | never_leased)
         if settings.MODE == "writer_only":  # no worker makes streams idle there
-            idle = Q(due_at__lt=limit)
+            idle |= Q(due_at__lt=limit)
         return idle & ~Q(Exists(self._events()))
 
     def purge(self) -> int:

@@ -17,10 +17,9 @@ from ..listeners.outcomes import Decision
 Row = tuple[Any, ...]
 
 SQL = tuple[str, list[Any]]  # a piece of SQL and its parameters
-AsRead = tuple[int, str | None]  # attempts and progress of a row when it was leased
 
 INSTANTS = ("occurred_at", "created_at", "deliver_at", "first_due_at")
-LIGHT = ("id", "attempts", "rescues", "progress", "queue", "history", *INSTANTS)
+LIGHT = ("id", "attempts", "rescues", "listener", "routes", "queue", "history", *INSTANTS)
 FULL = (
     *LIGHT,
     "event_id",
@@ -35,10 +34,7 @@ FULL = (
 PAYLOAD, QUEUE = FULL.index("payload"), FULL.index("queue")  # the latter also in LIGHT
 KEYED = (*FULL, "key", "stream", "seq", "status")
 # Columns of a settle's VALUES: the id, and attributes of the decision.
-SETTLED = (
-    *("id", "status", "spent", "delay", "error", "cause", "history", "progress"),
-    *("queue", "attempts"),
-)
+SETTLED = (*("id", "status", "spent", "delay", "error", "cause", "history"), *("queue", "attempts"))
 TAIL = ("due_at", "previous_owner", "now")  # columns that a claim adds; "now" by the database
 
 
@@ -157,8 +153,7 @@ class DueRow(NamedTuple):
     """A row that is due, as read to decide where or until when it waits."""
 
     event_type: str
-    aggregate_type: str
-    progress: str | None
+    listener: str | None
     id: str
     due_at: datetime
     queue: str
@@ -167,9 +162,9 @@ class DueRow(NamedTuple):
     @classmethod
     def read(cls, row: Row) -> DueRow:
         """Return a row with its instants aware, whatever the driver returned."""
-        due_at, now = stored_instant(row[4]), stored_instant(row[6])
+        due_at, now = stored_instant(row[3]), stored_instant(row[5])
         assert due_at is not None and now is not None
-        return cls(row[0], row[1], row[2], row[3], due_at, row[5], now)
+        return cls(row[0], row[1], row[2], due_at, row[4], now)
 
 
 class OpenBreaker(NamedTuple):

@@ -18,7 +18,9 @@ from ..signals import event_settled, event_written
 from ..writing.write import serialize
 
 COLUMNS = tuple(
-    each.name for each in OutboxEvent._meta.local_fields if each.name in Event.__slots__
+    each.name
+    for each in OutboxEvent._meta.local_fields
+    if each.name in Event.__slots__ and each.name != "listener"  # an event is for all of them
 )
 POSITIONS = {name: position for position, name in enumerate(COLUMNS)}
 
@@ -177,9 +179,14 @@ def _printable(value: Any) -> Any:
 
 
 def _stored(alias: str, **conditions: Any) -> list[Event]:
+    """Return the stored events, each once, however many listeners it has."""
     loads = hooks.serializer().loads
     rows = OutboxEvent.objects.using(alias).filter(**conditions).order_by("created_at", "pk")
-    return [event_from_row(row, POSITIONS, loads) for row in rows.values_list(*COLUMNS)]
+    events: dict[str, Event] = {}
+    for row in rows.values_list(*COLUMNS):
+        event = event_from_row(row, POSITIONS, loads)
+        events.setdefault(event.event_id, event)
+    return [*events.values()]
 
 
 def make_event(event_type: Any, payload: Any = None, **fields: Any) -> Event:

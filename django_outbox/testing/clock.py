@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -11,7 +10,6 @@ from typing import Any, TypeVar
 from django.db import connections, models, router
 
 from .. import doorbell
-from ..events import stored_instant
 from ..exceptions import seconds
 from ..models import OutboxEvent, OutboxInbox, OutboxStream
 from ..writing.hot_queue import hot_queues
@@ -73,16 +71,5 @@ def _shift(
     for row in rows.filter(**unleased):
         old = {name: getattr(row, name) for name in columns}
         new: dict[str, Any] = {name: at and at - delta for name, at in old.items()}
-        if progress := getattr(row, "progress", None):
-            new["progress"] = _shifted(progress, delta)
         # Leave the row alone if it was leased or changed meanwhile.
         rows.filter(pk=row.pk, **unleased, **old).update(**new)
-
-
-def _shifted(progress: str, delta: timedelta) -> str:
-    """Return the progress with the next runs of its listeners shifted."""
-    entries = json.loads(progress)
-    for entry in entries.values():
-        if at := stored_instant(entry.get("at")):
-            entry["at"] = (at - delta).isoformat()
-    return json.dumps(entries)

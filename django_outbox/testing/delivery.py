@@ -102,11 +102,11 @@ class _ImmediateQueue:
 @contextmanager
 def _fail_if_delivery_failed(alias: str) -> Iterator[None]:
     """Raise ``AssertionError`` at the end of the block if a delivery failed within it."""
-    failed: dict[str, str] = {}  # event id: outcome
+    failed: dict[tuple[str, str], str] = {}  # event id and listener: outcome
 
     def record(*, sender: str, event: Event, outcome: str, **kwargs: Any) -> None:
         if sender == alias and outcome in ("retry", "dead"):
-            failed[event.event_id] = outcome
+            failed[event.event_id, event.listener] = outcome
 
     event_settled.connect(record)
     try:
@@ -114,9 +114,14 @@ def _fail_if_delivery_failed(alias: str) -> Iterator[None]:
     finally:
         event_settled.disconnect(record)
     if failed:
-        rows = OutboxEvent.objects.using(alias).filter(pk__in=failed)
-        lines = [f"{row} ({failed[row.pk]}): {row.last_error}" for row in rows]
-        raise AssertionError("\n".join([f"{len(failed)} events failed:", *lines]))
+        ids = {event_id for event_id, _ in failed}
+        rows = OutboxEvent.objects.using(alias).filter(event_id__in=ids).order_by("pk")
+        lines = [
+            f"{row} ({outcome}): {row.last_error}"
+            for row in rows
+            if (outcome := failed.get((row.event_id, row.listener or "")))
+        ]
+        raise AssertionError("\n".join([f"{len(failed)} deliveries failed:", *lines]))
 
 
 @contextmanager

@@ -66,14 +66,15 @@ class BatchDelivery:
         batch = None
         try:
             cleanup.before()
-            place.lease = lead = place.batch[0]
+            place.lease = place.batch[0]
             batch = Batch(
                 lane.listener,
                 place.batch,
                 alias=self._alias,
                 between=between,
                 is_current=self._held.is_current,
-                scope=self._pool.scope(lead),
+                pauses=self._pool.pauses,
+                report=self._pool.report,
             )
             batch.context = context = copy_context()
             context.run(batch.run)
@@ -84,7 +85,7 @@ class BatchDelivery:
         if batch is None:
             place.lease = None
             for lease in place.batch:
-                self._pools.pass_on(lease, deferred_after_error())
+                self._pools.settle(lease, deferred_after_error())
             return 0.0
         self._settle(place, batch, cleanup, between)
         return 0.0 if lane.listener.atomic else sum(each.duration for each in place.batch)
@@ -105,11 +106,6 @@ class BatchDelivery:
                 held_up.add(lease.stream)
         if not self._is_stopping():
             self._held.start_all(able)
-        for lease in leases:
-            if lease.started_at:
-                lease.handed_over = None
-            else:
-                self._pools.take_back(lease)
         return [each for each in leases if each.started_at]
 
     def _may_start(self, lease: Lease) -> bool:
@@ -160,8 +156,8 @@ class BatchDelivery:
                 logger.exception("delivery failed event_id=%s", lease.event_id)
                 decision = deferred_after_error()
             place.lease = None
-            if not self._pools.pass_on(lease, decision):
-                place.batch.append(lease)
+            self._pools.settle(lease, decision)
+            place.batch.append(lease)
             cleanup.after(lease)
 
 
@@ -207,7 +203,7 @@ def with_followers(
 def settle_batch(batch: Batch, pools: Pools, streams: Streams) -> list[Lease]:
     """Have the decisions of a batch settled; those of its fallbacks come later.
 
-    Return the events to be settled; others were handed over to another queue's threads.
+    Return the events to be settled.
     """
     decided, batch.decided = batch.decided, []
     batch.gone.update(lease.id for lease, _ in decided)
@@ -220,11 +216,12 @@ def settle_batch(batch: Batch, pools: Pools, streams: Streams) -> list[Lease]:
         for lease, decision in decided
         if decision is DONE and lease.stream and last[lease.stream] is lease
     ]
-    to_settle = [lease for lease, decision in decided if not pools.pass_on(lease, decision)]
+    for each in decided:
+        pools.settle(*each)
     for follower in ahead:
         if follower is not None:
             pools.put(follower)
-    return to_settle
+    return [lease for lease, _ in decided]
 
 
 def settle_rest(batch: Batch, pools: Pools, streams: Streams, decision: Decision) -> list[Lease]:

@@ -56,7 +56,6 @@ class ClaimParts(ABC):
             decisions=decisions,
             pools=pools,
             intakes=self._intakes,
-            known_pauses=known_pauses,
             connect=lambda: self._connection,
         )
         self._streams = StreamClaims(

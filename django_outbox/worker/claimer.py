@@ -10,7 +10,6 @@ from math import inf
 from ..clocks import monotonic
 from ..conf import Settings
 from ..delivery.paused import is_paused
-from ..events import Event
 from ..sql import dialect_of
 from ..sql.values import Branch, Claim, RescueState
 from .claim_parts import ClaimParts
@@ -19,7 +18,7 @@ from .intake import Intake
 from .pauses import READ_INTERVAL, KnownPauses
 from .poll_times import PollTimes
 from .pools import Pools
-from .queues import Decisions, Held
+from .queues import Decisions, Held, Offer
 from .shedding import SHED_INTERVAL
 from .streams import Streams
 from .suspects import Trial
@@ -147,10 +146,10 @@ class Claimer(ClaimParts):
     # -- claims ----------------------------------------------------------------------------------
 
     def _claim_hot(self, open_ones: list[Intake]) -> None:
-        offered: list[Event] = []
+        offered: list[Offer] = []
         for intake in open_ones:
             offered += intake.pool.offers.take(min(intake.room, HOT_BATCH))
-        events = {each.event_id: each for each in offered if not self._is_paused(each)}
+        events = {each.id: each.event for each in offered if not self._is_paused(each)}
         if len(events) < len(offered):
             self._wakeup.poll_wanted = True  # the poll postpones what is paused
         if not events:
@@ -163,11 +162,9 @@ class Claimer(ClaimParts):
             self._wakeup.poll_wanted = True  # the offers are gone, but the table has them
             raise
 
-    def _is_paused(self, event: Event) -> bool:
+    def _is_paused(self, offer: Offer) -> bool:
         pauses = self._known_pauses.pauses
-        return bool(pauses) and is_paused(
-            pauses, event.event_type, event.aggregate_type, None, event.key
-        )
+        return bool(pauses) and is_paused(pauses, offer.event.event_type, offer.listener, None)
 
     def _claim_due(self, intakes: list[Intake], now: float) -> None:
         most = self.settings.POLL_BATCH_SIZE

@@ -37,7 +37,7 @@ class ClosedQueues:
     ) -> None:
         self._me, self._lease, self._intakes = me, lease, intakes
         self._events, self._streams = events, streams
-        self._strays = Strays(queues={*intakes}, configured=configured, known_pauses=known_pauses)
+        self._strays = Strays(queues={*intakes}, configured=configured)
         self._known_pauses, self._connect = known_pauses, connect
         self._ends = PauseEnds(alias, known_pauses)
         self._probe_at: dict[str, float] = {}  # monotonic; not to be probed before

@@ -12,7 +12,7 @@ from contextvars import copy_context
 from ..clocks import monotonic
 from ..delivery.batch_call import BatchCall
 from ..delivery.decide import deferred_after_error
-from ..delivery.deliver import deliver, finish, is_async
+from ..delivery.deliver import batch_listener, deliver, finish, is_async
 from ..delivery.fallbacks import Fallback
 from ..delivery.lease import Lease
 from ..delivery.timeouts import CallAbandoned, TimedCall
@@ -110,8 +110,7 @@ class Dispatcher:
         """Wait for running listeners, except abandoned ones; return whether all ended."""
         while self._is_busy() and not give_up():
             time.sleep(0.005)
-        for lease in self._ready.take_all():
-            self._pools.take_back(lease)
+        self._ready.take_all()
         return not self._is_busy()
 
     def dead_reason(self, longest: float) -> str | None:
@@ -242,22 +241,19 @@ class Dispatcher:
             elif self._may_start(lease):
                 decision = self._deliver(seat, lease, cleanup, between)
                 follower = self._streams.next(lease, decision)
-                if self._pass_on(lease, decision, cleanup):
-                    continue  # another queue's thread has it now
-                if follower is not None and self._pool.batches(follower):
+                self._settle(lease, decision, cleanup)
+                if follower is not None and batch_listener(follower) is not None:
                     self._pool.put(follower)
                     follower = None
                 ahead += 0.0 if decision.written else lease.duration
                 if ahead > RUN_AHEAD:
                     self._held.wait_settled([lease], self._stopping.is_set)
                     ahead = 0.0
-            else:
-                self._pools.take_back(lease)
 
     def _finish(
         self, seat: Seat, timed: TimedCall, cleanup: ConnectionCleanup, between: Between
     ) -> None:
-        """Finish what an abandoned thread delivered: its call failed, other listeners follow."""
+        """Finish what an abandoned thread delivered: its call has failed."""
         if isinstance(timed.call, BatchCall):
             self._batches.finish(seat, timed, cleanup, between)
             return
@@ -270,16 +266,15 @@ class Dispatcher:
             logger.exception("delivery failed event_id=%s", lease.event_id)
             decision = deferred_after_error()
         seat.lease = None
-        if not self._pass_on(lease, decision, cleanup):
-            self._held.wait_settled([lease], self._stopping.is_set)
+        self._settle(lease, decision, cleanup)
+        self._held.wait_settled([lease], self._stopping.is_set)
 
-    def _pass_on(self, lease: Lease, decision: Decision, cleanup: ConnectionCleanup) -> bool:
-        """Have a decision settled; return whether the event was handed over instead."""
-        handed_over = self._pools.pass_on(lease, decision)
+    def _settle(self, lease: Lease, decision: Decision, cleanup: ConnectionCleanup) -> None:
+        """Have a decision settled."""
+        self._pools.settle(lease, decision)
         if decision.status is not Status.DONE:
             cleanup.close_half_made()
         cleanup.after(lease)
-        return handed_over
 
     def _may_start(self, lease: Lease) -> bool:
         if not self._pool.may_start(lease):
@@ -289,7 +284,6 @@ class Dispatcher:
         while not self._held.start(lease):
             if not self._held.wait_current(lease, self._stopping.is_set):
                 return False
-        lease.handed_over = None
         return True
 
     def _deliver(
@@ -301,7 +295,12 @@ class Dispatcher:
             # In a separate context, so that a language, a time zone or any other context variable
             # that a listener sets is gone afterwards.
             decision = copy_context().run(
-                deliver, lease, alias=self._alias, between=between, scope=self._pool.scope(lease)
+                deliver,
+                lease,
+                alias=self._alias,
+                between=between,
+                pauses=self._pool.pauses,
+                report=self._pool.report,
             )
         except CallAbandoned:
             raise

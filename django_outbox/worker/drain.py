@@ -118,8 +118,8 @@ class _Drain(DrainSettles):
         others = dialect_of(connection).other_queues(connection, known=[*known])
         self.queues = [*known, *others] if self.only is None else [*self.only]
         count, before = 0, -1
-        while self.decided > before and (limit is None or count < limit):
-            before = self.decided
+        while self.decided + self.claims.routed > before and (limit is None or count < limit):
+            before = self.decided + self.claims.routed
             room = chunk if limit is None else min(chunk, limit - count)
             if leases := self._claim(connection, room):
                 count += self._deliver(connection, leases, inline=inline)
@@ -141,10 +141,7 @@ class _Drain(DrainSettles):
                     lease = self._next_head(room)
                     if lease is None:
                         break
-                if (
-                    lease is not None
-                    and (listener := batch_listener(lease, self.scope)) is not None
-                ):
+                if lease is not None and (listener := batch_listener(lease)) is not None:
                     follower = None
                     heads = self._same_lane(listener, lease, room - count)
                     count += self._decide_batch(listener, heads, waiting, inline=inline)
@@ -240,7 +237,7 @@ class _Drain(DrainSettles):
             alias=self.alias,
             between=between,
             is_current=is_current,
-            scope=self.scope,
+            pauses=self.known_pauses.pauses,
             escaping=ESCAPING,
         )
         try:
@@ -278,7 +275,12 @@ class _Drain(DrainSettles):
         context = copy_context()
         context.run(drain_ending_errors.set, ESCAPING)
         return context.run(
-            deliver, lease, alias=self.alias, escaping=ESCAPING, between=between, scope=self.scope
+            deliver,
+            lease,
+            alias=self.alias,
+            escaping=ESCAPING,
+            between=between,
+            pauses=self.known_pauses.pauses,
         )
 
     def _tidy(self, lease: Lease) -> bool:
@@ -295,7 +297,7 @@ class _Drain(DrainSettles):
         """
         if decision.unavailable:
             self.away.add(queue)
-        if decision.delay is None or decision.elsewhere:  # another listener of it is due
+        if decision.delay is None:
             return
         row_id = lease.id
         self.total_delays[row_id] = self.total_delays.get(row_id, 0.0) + decision.delay
@@ -305,5 +307,5 @@ class _Drain(DrainSettles):
 
 
 def _is_delivery(decision: Decision) -> bool:
-    """Return whether an event's listeners were called, and none of them is due any more."""
-    return decision is not PAUSED and not decision.elsewhere
+    """Return whether an event was delivered, or something else was decided than to wait."""
+    return decision is not PAUSED

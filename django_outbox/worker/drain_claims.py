@@ -12,15 +12,16 @@ from ..clocks import monotonic
 from ..conf import Settings, current
 from ..delivery.deliver import batch_listener, batch_size
 from ..delivery.lease import Lease, lease_from_row
-from ..delivery.scope import Scope
+from ..listeners.queues import expected_queue
 from ..listeners.registry import Listener
 from ..signals import announce, events_claimed
 from ..sql import dialect_of
-from ..sql.values import Branch, Claim, RescueState
+from ..sql.values import Branch, Claim, RescueState, Unclaimed
 from .batch_delivery import with_followers
 from .pauses import KnownPauses, PauseEnds
 from .queues import BlockingQueue, Decisions, Held
 from .rescues import report_rescues
+from .routing import complete
 from .stream_claims import StreamClaims
 from .streams import Streams
 from .wakeup import Wakeup
@@ -72,11 +73,6 @@ class DrainClaims:
 
     # -- claims ----------------------------------------------------------------------------------
 
-    @property
-    def scope(self) -> Scope:
-        """Which listeners may be called."""
-        return Scope(self.only, self.known_pauses.pauses)
-
     def _claim(self, connection: BaseDatabaseWrapper, limit: int) -> list[Lease]:
         """Lease due events; events of lost workers come last, and each suspect alone."""
         self.known_pauses.refresh(connection)
@@ -118,16 +114,29 @@ class DrainClaims:
                 state=state,
             )
             deadline = self.held.deadline(monotonic())
-            if rows := dialect_of(connection).claim(connection, claim).rows:
+            while rows := dialect_of(connection).claim(connection, claim).rows:
                 leases = [
                     lease_from_row(row, claim.columns, deadline=deadline, me=self.me)
                     for row in rows
                 ]
-                new = self.held.add(leases)
+                complete(connection, leases)
+                new = self.held.add(self._accepted(connection, leases))
+                if not new:
+                    continue  # there may be others
                 announce(events_claimed, sender=self.alias, count=len(new), source="cold")
                 report_rescues(connection, [each for each in new if each.rescued])
                 return new
         return []
+
+    def _accepted(self, connection: BaseDatabaseWrapper, leases: list[Lease]) -> list[Lease]:
+        """Return the leases of queues that may be started here; release the others into theirs."""
+        for lease in leases:
+            lease.queue = expected_queue(lease.listener, lease.queue_in_row)
+        others = [each for each in leases if not self.accepts(each.queue)]
+        if others:
+            due = [Unclaimed(each.id, each.due_at, each.queue) for each in others]
+            dialect_of(connection).unclaim(connection, me=self.me, due=due)
+        return [each for each in leases if self.accepts(each.queue)]
 
     def _claim_streams(self, room: int) -> None:
         """Claim until there is something to deliver, or until only paused streams are left."""
@@ -156,7 +165,7 @@ class DrainClaims:
             if (
                 len(heads) < most
                 and length < most_bytes
-                and batch_listener(each, self.scope) is listener
+                and batch_listener(each) is listener
                 and batch_size(listener, each) == size
             ):
                 heads.append(each)
@@ -171,7 +180,7 @@ class DrainClaims:
         """Yield events for ordinary listeners one by one, then the batches of the others."""
         lanes: dict[tuple[str, int], tuple[Listener, list[Lease]]] = {}
         for lease in leases:
-            listener = batch_listener(lease, self.scope)
+            listener = batch_listener(lease)
             if listener is None or lease.rescues >= self.settings.MAX_RESCUES:
                 yield None, [lease]
                 continue

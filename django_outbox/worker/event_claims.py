@@ -15,15 +15,15 @@ from ..conf import Settings
 from ..delivery.deliver import dead_after_rescues
 from ..delivery.lease import Lease, lease_from_row
 from ..events import Event
-from ..listeners.queues import next_queue
+from ..listeners.queues import expected_queue
 from ..signals import announce, events_claimed
 from ..sql import dialect_of
 from ..sql.values import Claim, Claimed, Unclaimed
 from .intake import Intake
-from .pauses import KnownPauses
 from .pools import Pools
 from .queues import Decisions, Held
 from .rescues import report_rescues
+from .routing import complete
 
 SMALL_CLAIM = 50  # events; a claim of fewer is a small one
 # Seconds by which an event is late at most each time that it is passed on to a queue that other
@@ -44,12 +44,11 @@ class EventClaims:
         decisions: Decisions,
         pools: Pools,
         intakes: Mapping[str, Intake],
-        known_pauses: KnownPauses,
         connect: Callable[[], BaseDatabaseWrapper],
     ) -> None:
         self._alias, self._me, self._settings = alias, me, settings
         self._held, self._decisions, self._pools = held, decisions, pools
-        self._intakes, self._known_pauses, self._connect = intakes, known_pauses, connect
+        self._intakes, self._connect = intakes, connect
         self._several = len(settings.queues) > 1  # otherwise, all events belong to default
 
     def claim(self, claim: Claim, hot: Mapping[str, Event] | None = None) -> Claimed:
@@ -72,6 +71,7 @@ class EventClaims:
         ]
         if hot is None:
             self._note_sizes(leases)
+        self._wake(connection, complete(connection, leases))
         if self._several:
             leases = self._in_their_queues(connection, leases)
         with self._held.lock:
@@ -85,6 +85,14 @@ class EventClaims:
         source = "cold" if hot is None else "hot"
         announce(events_claimed, sender=self._alias, count=len(new), source=source)
         return found
+
+    def _wake(self, connection: BaseDatabaseWrapper, queues: set[str]) -> None:
+        """Have rows found that were added to queues."""
+        for queue in queues:
+            if (intake := self._intakes.get(queue)) is not None:
+                intake.poll_at = 0.0
+        if queues - self._intakes.keys():
+            doorbell.ring(connection)
 
     def _ends(self, lease: Lease) -> bool:
         """Return whether an event has lost too many workers, and is dead."""
@@ -115,15 +123,11 @@ class EventClaims:
         An event is found in a wrong queue if a writer did not know the listeners, or if these have
         another queue since.
         """
-        closed = self._known_pauses.closed
         kept: list[Lease] = []
         others: list[Lease] = []
         rooms = {queue: each.room for queue, each in self._intakes.items()}
         for lease in leases:
-            now = lease.row[lease.positions["now"]]
-            lease.queue = next_queue(
-                lease.aggregate_type, lease.event_type, lease.progress, now, closed
-            )
+            lease.queue = expected_queue(lease.listener, lease.queue_in_row)
             room = rooms.get(lease.queue, 0)
             rooms[lease.queue] = room - 1
             (kept if lease.queue == lease.queue_in_row or room > 0 else others).append(lease)

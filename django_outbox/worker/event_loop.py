@@ -184,12 +184,11 @@ class EventLoop:
         lease = self._running.pop(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("delivery failed event_id=%s", lease.event_id, exc_info=error)
-            self._pools.pass_on(lease, deferred_after_error())
+            self._pools.settle(lease, deferred_after_error())
         self._fill()
 
     async def _deliver(self, lease: Lease) -> None:
         if not await self._may_start(lease):
-            self._pools.take_back(lease)
             return
         CURRENT_LEASE.set(lease)
         decision = None
@@ -201,7 +200,11 @@ class EventLoop:
                     return self._held.is_current(lease) and not self._stopping
 
                 decision = await adeliver(
-                    lease, alias=self._alias, between=between, scope=self._pool.scope(lease)
+                    lease,
+                    alias=self._alias,
+                    between=between,
+                    pauses=self._pool.pauses,
+                    report=self._pool.report,
                 )
         except asyncio.CancelledError:
             if decision is None:
@@ -211,7 +214,7 @@ class EventLoop:
         except RuntimeError:  # while the interpreter exits, no thread can be used
             if decision is None:
                 raise
-        self._pools.pass_on(lease, decision)
+        self._pools.settle(lease, decision)
 
     def _report_cancelled(self, lease: Lease) -> None:
         logger.warning(
@@ -230,7 +233,6 @@ class EventLoop:
             if lease.stream not in held_up and await self._may_start(lease):
                 started.append(lease)
                 continue
-            self._pools.take_back(lease)
             if lease.stream is not None:
                 held_up.add(lease.stream)
         if not started:
@@ -248,7 +250,7 @@ class EventLoop:
             settle_rest(batch, self._pools, self._streams, deferred_after_error())
             started = [each.call.lease for each in batch.fallbacks]  # left after an error
         for lease in started:
-            self._pools.pass_on(lease, deferred_after_error())
+            self._pools.settle(lease, deferred_after_error())
 
     async def _await_batch(
         self, listener: Listener, leases: list[Lease], batches: list[Batch]
@@ -266,7 +268,8 @@ class EventLoop:
                 alias=self._alias,
                 between=between,
                 is_current=self._held.is_current,
-                scope=self._pool.scope(lead),
+                pauses=self._pool.pauses,
+                report=self._pool.report,
             )
             batches.append(batch)
             await batch.arun()
@@ -292,15 +295,12 @@ class EventLoop:
             decision = await acall_fallback(batch.fallbacks[0])
             del batch.fallbacks[0]
             batch.gone.add(lease.id)
-            self._pools.pass_on(lease, decision)
+            self._pools.settle(lease, decision)
 
     async def _may_start(self, lease: Lease) -> bool:
         if not self._pool.may_start(lease):
             return False  # the claimer releases it
-        if not await self._wait_current(lease) or not self._held.start(lease):
-            return False
-        lease.handed_over = None
-        return True
+        return await self._wait_current(lease) and self._held.start(lease)
 
     async def _wait_current(self, lease: Lease) -> bool:
         while not self._stopping and not self._held.is_current(lease):
@@ -312,7 +312,7 @@ class EventLoop:
     def _cancel(self) -> None:
         for task, lease in self._running.items():
             lease.cancelled = True
-            self._cancelled[lease.id] = lease.listener
+            self._cancelled[lease.id] = lease.listener or ""
             task.cancel()
         ending = asyncio.gather(*self._running, return_exceptions=True)
         ending.add_done_callback(lambda _: self._loop.stop())

@@ -116,7 +116,6 @@ class Parts:
                 breaker=breaker,
                 known_pauses=known_pauses,
                 wakeup=self._wakeup,
-                alone=len(queues) == 1,
             )
         return Pools(pools, held=self._held, decisions=self._decisions, wakeup=self._wakeup)
 

@@ -7,15 +7,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from math import inf
-from typing import Any, Final
+from typing import Final
 
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from .. import doorbell
 from ..clocks import monotonic
-from ..delivery.paused import is_paused
-from ..delivery.scope import closed_queues
+from ..delivery.paused import closed_queues, is_paused
 from ..models import OutboxPause
 from ..sql import dialect_of
 from ..sql.values import CLOSING_KINDS, DueRow, Pauses
@@ -73,9 +72,9 @@ class KnownPauses:
         """Return when (monotonic) the first open breaker may be probed; inf: none is open."""
         return min((at for at, _ in self.breakers.values()), default=inf)
 
-    def is_paused_row(self, row: Any, *, key: str | None = None) -> bool:
-        """Return whether a row is paused; it begins with event type, aggregate type, progress."""
-        return is_paused(self.pauses, row[0], row[1], row[2], key)
+    def is_paused_row(self, row: DueRow) -> bool:
+        """Return whether a row is paused that has no key."""
+        return is_paused(self.pauses, row.event_type, row.listener, None)
 
     def postpone_due(
         self, connection: BaseDatabaseWrapper, limits: Mapping[str, int]

@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from ..clocks import monotonic
-from ..delivery.deliver import batch_listener, batch_size, is_async
+from ..delivery.deliver import batch_listener, batch_size
 from ..delivery.lease import Lease
-from ..delivery.scope import Scope
 from ..events import Event
 from ..listeners.outcomes import Decision
-from ..listeners.queues import can_be_awaited, first_queue
-from ..listeners.registry import Listener
+from ..listeners.queues import routes_of_new, row_id
 from ..queue_settings import DEFAULT_QUEUE, QueueSettings
 from ..sql.values import Pauses
 from .breaker import Breaker
 from .pauses import KnownPauses
-from .queues import AsyncLoad, Decisions, Held, Offers
+from .queues import AsyncLoad, Decisions, Held, Offer, Offers
 from .rate import RateLimit
 from .ready import Lane, Ready
 from .wakeup import Wakeup
@@ -40,17 +38,14 @@ class Pool:
         breaker: Breaker | None,
         known_pauses: KnownPauses,
         wakeup: Wakeup,
-        alone: bool,
     ) -> None:
-        """``alone``: it is the only queue that is configured."""
         self.name, self.settings = settings.name, settings
         self.offers, self.breaker = offers, breaker
         self.rate = RateLimit(settings.RATE) if settings.RATE else None
         self._known_pauses, self._wakeup = known_pauses, wakeup
         self.needs_room = False  # the claimer waits for room in it; set by its thread
         self.ready = Ready(on_idle=self.made_room)
-        mine = None if alone else frozenset([self.name])
-        self._scope = Scope(mine, report=breaker.record if breaker else None)
+        self.report = breaker.record if breaker else None  # called with each decision
 
     def made_room(self) -> None:
         """Report that an event has left it; a claimer that waits for room goes on."""
@@ -78,34 +73,15 @@ class Pool:
         lease.turned_away = self.is_closed and not is_probe
         return not lease.turned_away
 
-    def scope(self, lease: Lease) -> Scope:
-        """Return which listeners the threads of this queue may call."""
-        pauses = self._known_pauses.pauses
-        if self.breaker is not None and self.breaker.is_probe(lease):
-            pauses = pauses - {("breaker", self.name)}
-        return self._scope_with(pauses)
-
-    def _scope_with(self, pauses: Pauses) -> Scope:
-        if self._scope.pauses is not pauses:
-            self._scope = Scope(self._scope.queues, pauses, self._scope.report)
-        return self._scope
+    @property
+    def pauses(self) -> Pauses:
+        """Return what is paused."""
+        return self._known_pauses.pauses
 
     @property
     def is_probing(self) -> bool:
         """Return whether one event is tried while its circuit breaker is open."""
         return self.breaker is not None and self.breaker.is_probing
-
-    def has_idle_place(self, lease: Lease) -> bool:
-        """Return whether an event that is handed over now would start at once."""
-        if self.is_closed or (self.rate is not None and self.rate.available() < 1):
-            return False
-        listener = self._batch_listener(lease)
-        if listener is not None and listener.batching is not None and listener.batching.within:
-            return False
-        if is_async(lease) if listener is None else can_be_awaited(listener):
-            load = self.async_load()
-            return not load.is_full and not load.waiting
-        return self.ready.idle > len(self.ready)
 
     def put(self, *leases: Lease) -> None:
         """Have its threads or its event loop deliver leases, alone or in batches.
@@ -114,7 +90,7 @@ class Pool:
         """
         lanes: set[Lane] = set()
         for lease in leases:
-            listener = self._batch_listener(lease)
+            listener = batch_listener(lease)
             if listener is None:
                 self.ready.put(lease)
                 continue
@@ -123,23 +99,6 @@ class Pool:
             lanes.add(lane)
         for lane in lanes:
             self.ready.offer(lane)
-
-    def batches(self, lease: Lease) -> bool:
-        """Return whether a batch listener is to be called next with this event."""
-        return self._batch_listener(lease) is not None
-
-    def hand_over(self, lease: Lease) -> None:
-        """Have a lease delivered at once that other threads began; see ``has_idle_place``."""
-        if self._batch_listener(lease) is None and is_async(lease):
-            self.to_loop(lease)
-        else:
-            self.put(lease)
-
-    def _batch_listener(self, lease: Lease) -> Listener | None:
-        pauses = self._known_pauses.pauses
-        if pauses and self.is_probing:
-            pauses = pauses - {("breaker", self.name)}
-        return batch_listener(lease, self._scope_with(pauses))
 
 
 class Pools:
@@ -150,7 +109,6 @@ class Pools:
     ) -> None:
         self._pools, self._held, self._decisions = pools, held, decisions
         self._wakeup = wakeup
-        self.stopping = False  # nothing is handed over any more
 
     def __iter__(self) -> Iterator[Pool]:
         return iter(self._pools.values())
@@ -165,17 +123,23 @@ class Pools:
         return queue in self._pools
 
     def offer(self, event: Event) -> bool:
-        """Accept an event that was committed, or return False; never block, never raise."""
-        pool = self._pools.get(first_queue(event.aggregate_type, event.event_type))
-        return pool is not None and pool.offers.offer(event)
+        """Accept the rows of an event that was committed, or return False if some are left out.
+
+        Never block, never raise.
+        """
+        taken = True
+        for place, route in enumerate(routes_of_new(event)):
+            pool = self._pools.get(route.queue)
+            id_ = row_id(event.event_id, route.digest) if place else event.event_id
+            taken &= pool is not None and pool.offers.offer(Offer(id_, route.title, event))
+        return taken
 
     def poll(self) -> None:
         """Have the claimer poll the table, where an event is due now or later."""
         self._wakeup.poll()
 
     def close(self) -> None:
-        """Accept no more offers, and hand no event over any more."""
-        self.stopping = True
+        """Accept no more offers."""
         for pool in self:
             pool.offers.close()
 
@@ -213,33 +177,6 @@ class Pools:
         for name in {each.queue for each in leases}:
             self._pools[name].put(*[each for each in leases if each.queue == name])
 
-    def pass_on(self, lease: Lease, decision: Decision) -> bool:
-        """Have a decision settled, or other threads go on with the event's next listener at once.
-
-        Return whether the event was handed over.
-
-        An event is handed over only if it starts right away, because what its listeners have done
-        is not written before. So a crash repeats no more of them than there are threads.
-        """
-        if decision.outcome == "moved" and not self.stopping and decision.queue is not None:
-            pool = self._pools.get(decision.queue)
-            if pool is not None and self._held.is_current(lease):
-                former = lease.queue, lease.progress
-                self._held.move(lease, decision.queue)
-                lease.progress = decision.progress
-                if pool.has_idle_place(lease):
-                    if pool.rate is not None and decision.queue != former[0]:
-                        pool.rate.spend(1)
-                    lease.handed_over = decision
-                    pool.hand_over(lease)
-                    return True
-                lease.progress = former[1]
-                self._held.move(lease, former[0])
+    def settle(self, lease: Lease, decision: Decision) -> None:
+        """Have a decision settled."""
         self._decisions.put((lease, decision))
-        return False
-
-    def take_back(self, lease: Lease) -> None:
-        """Settle what the former queue's threads decided on a lease that does not start here."""
-        if lease.handed_over is not None:
-            decision, lease.handed_over = lease.handed_over, None
-            self._decisions.put((lease, decision))

@@ -74,39 +74,47 @@ class BlockingQueue(Generic[T]):
             self._queue.put(None)
 
 
+class Offer(NamedTuple):
+    """A row that this process committed."""
+
+    id: str
+    listener: str | None  # its title; None: it is not routed
+    event: Event
+
+
 class Offers:
-    """The hot queue: events that this process committed and not yet claimed. It never blocks."""
+    """The hot queue: rows that this process committed and not yet claimed. It never blocks."""
 
     def __init__(self, capacity: int, *, most_bytes: int, wakeup: Wakeup) -> None:
-        """Limit it to ``capacity`` events, and to about ``most_bytes`` of payload text."""
+        """Limit it to ``capacity`` rows, and to about ``most_bytes`` of payload text."""
         self._capacity, self._most_bytes = capacity, most_bytes
         self._bytes = 0  # guarded by the lock below, as several writers offer at once
         self._counting = threading.Lock()
-        self._events: deque[Event] = deque()  # appended by writers, taken by the claimer
+        self._rows: deque[Offer] = deque()  # appended by writers, taken by the claimer
         self._open = True
         self._warn_at = 0.0  # monotonic; the earliest time of the next warning
         self._wakeup = wakeup
 
     def __len__(self) -> int:
-        return len(self._events)
+        return len(self._rows)
 
-    def offer(self, event: Event) -> bool:
+    def offer(self, row: Offer) -> bool:
         if not self._open:
             return False
-        if len(self._events) >= self._capacity or self._bytes > self._most_bytes:
+        if len(self._rows) >= self._capacity or self._bytes > self._most_bytes:
             self._warn(monotonic())
             return False
         with self._counting:
-            self._bytes += payload_bytes(event)
-        self._events.append(event)
+            self._bytes += payload_bytes(row.event)
+        self._rows.append(row)
         self._wakeup.wake()
         return True
 
-    def take(self, most: int) -> list[Event]:
-        found: list[Event] = []
-        while self._events and len(found) < most:
-            found.append(self._events.popleft())
-        taken = sum(map(payload_bytes, found))
+    def take(self, most: int) -> list[Offer]:
+        found: list[Offer] = []
+        while self._rows and len(found) < most:
+            found.append(self._rows.popleft())
+        taken = sum(payload_bytes(each.event) for each in found)
         with self._counting:
             self._bytes -= taken
         return found
@@ -168,14 +176,6 @@ class Held:
         """Return what is held of a queue."""
         found = self._loads.get(queue)
         return found if found is not None else self._loads.setdefault(queue, Load())
-
-    def move(self, lease: Lease, queue: str) -> None:
-        """Note that the threads of another queue deliver this lease from now on."""
-        with self.lock:
-            if self.has(lease):
-                self.load(lease.queue).count(lease, -1)
-                self.load(queue).count(lease, 1)
-            lease.queue = queue
 
     def deadline(self, since: float) -> float:
         """Return until when a lease requested at ``since`` is certainly ours (both monotonic)."""
@@ -334,7 +334,6 @@ def goes_on(known: Lease, lease: Lease) -> bool:
         and known.started_at
         and known.stream is None
         and lease.attempts == known.attempts
-        and lease.progress_in_row == known.progress_in_row
     )
 
 

@@ -32,7 +32,7 @@ def report_settled(settled: Settled, *, alias: str) -> None:
             _log(lease, decision)
         if decision.status is Status.DEAD:
             announce(event_dead, sender=alias, event=lease.event, cause=decision.error)
-        if has_receivers and decision.outcome != "moved":
+        if has_receivers:
             announce(
                 event_settled,
                 sender=alias,
@@ -45,7 +45,7 @@ def report_settled(settled: Settled, *, alias: str) -> None:
 
 def _log(lease: Lease, decision: Decision) -> None:
     """Log the outcome of a delivery; the text of a listener's error only at level DEBUG."""
-    levels = {"dead": logging.ERROR, "retry": logging.WARNING, "moved": logging.DEBUG}
+    levels = {"dead": logging.ERROR, "retry": logging.WARNING}
     level = levels.get(decision.outcome, logging.INFO)
     if decision.unavailable:  # the circuit breaker's line tells it, for all events
         level = logging.DEBUG

@@ -11,20 +11,22 @@ from typing import Any
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from .. import doorbell
 from ..clocks import monotonic
 from ..conf import Settings
 from ..delivery.deliver import dead_after_rescues
 from ..delivery.lease import Lease, lease_from_row
 from ..delivery.paused import is_paused
-from ..events import stored_instant
+from ..events import split_stream, stored_instant
 from ..listeners.outcomes import Status
-from ..listeners.queues import next_queue
+from ..listeners.queues import expected_queue
 from ..signals import announce, events_claimed
 from ..sql import dialect_of
 from ..sql.values import KEYED, POSTPONED_FOR, Branch, StreamClaim, StreamQuery, StreamRows
 from .pauses import KnownPauses
 from .queues import Decisions, Held
 from .rescues import report_rescues
+from .routing import complete, is_whole
 from .stream import Stream, StreamHeads
 from .streams import Streams
 from .throttle import FULL_SCAN_FACTOR, Throttle
@@ -36,7 +38,8 @@ MAX_EVENTS = 32  # events of one stream that are read at a time
 SUSPECT_RETRY = 1.0  # seconds after which a suspect that was not tried is due again
 SEQ, STATUS, RESCUES = (KEYED.index(name) for name in ("seq", "status", "rescues"))
 DELIVER_AT = KEYED.index("deliver_at")
-PAUSE_COLUMNS = [KEYED.index(name) for name in ("event_type", "aggregate_type", "progress", "key")]
+PAUSE_COLUMNS = [KEYED.index(name) for name in ("event_type", "listener", "key")]
+LISTENER, ROW_QUEUE = KEYED.index("listener"), KEYED.index("queue")
 FIRST_DUE, CREATED = KEYED.index("first_due_at"), KEYED.index("created_at")
 
 
@@ -67,7 +70,8 @@ class StreamClaims:
         self._scans = Throttle(scan_factor)
         self._count = count  # called for each event
         self._at = at  # instead of the database's now, for drain()
-        self.exclude: list[str] = []  # streams that are not claimed again
+        self.exclude: list[str] = []  # keys that are not claimed again
+        self.routed = 0  # events so far that were given to listeners they lacked
         self.postponed = 0  # streams so far whose first events are paused
         self._events_per_stream = 2  # events that a stream is expected to bring
         self.suspect: tuple[Stream, Lease] | None = None  # to be run when nothing is in flight
@@ -138,6 +142,8 @@ class StreamClaims:
             only_due_retries=not settings.STOP_ON_FIRST_FAILURE,
         )
         streams = self._dialect.read_streams(self._connection, read)
+        while self._complete(streams):
+            streams = self._dialect.read_streams(self._connection, read)
         retries: dict[str, datetime] = {}
         if read.only_due_retries and streams:
             retries = self._dialect.next_retries(self._connection, read)
@@ -150,6 +156,22 @@ class StreamClaims:
         self.streams.release(self._connection)
         announce(events_claimed, sender=self._alias, count=count, source="cold")
         return count
+
+    def _complete(self, streams: Sequence[StreamRows]) -> bool:
+        """Give the events that were read to the listeners that they lack; return if any did."""
+        leases = [
+            self._lease(row, stream, found.now, None)
+            for found in streams
+            if (stream := self.streams.get(found.name)) is not None
+            for row in found.rows
+            if row[STATUS] != Status.DEAD
+        ]
+        lacking = [each for each in leases if not is_whole(each)]
+        queues = complete(self._connection, lacking)
+        self.routed += len(lacking) if queues else 0
+        if any(not self._pools.accepts(each) for each in queues):
+            doorbell.ring(self._connection)
+        return bool(queues)
 
     def _take(
         self, streams: Sequence[StreamRows], limit: int, retries: Mapping[str, datetime]
@@ -196,10 +218,10 @@ class StreamClaims:
             next_try = stored_instant(row[DELIVER_AT])
             if next_try is not None and next_try > now:
                 if not leases:
-                    stream.next_queue = self._queue_of(row, found.now)
+                    stream.next_queue = _queue_of(row)
                 return leases, started + (next_try - now).total_seconds()
             leases.append(self._lease(row, stream, found.now, next_try))
-        if len(found.rows) == limit and found.rows[-1][SEQ] != found.seq:
+        if len(found.rows) == limit and not _is_newest(found.rows[-1], found):
             due = 0.0
         return leases, due
 
@@ -220,13 +242,8 @@ class StreamClaims:
         due = next_try or row[FIRST_DUE] or row[CREATED]
         was = stream.lost_worker if stream.careful else None
         lease = lease_from_row((*row, due, was, now), KEYED, deadline=stream.deadline, me=self._me)
-        lease.queue, lease.queue_in_row = self._queue_of(row, now), stream.queue
+        lease.queue, lease.queue_in_row = _queue_of(row), stream.queue
         return lease
-
-    def _queue_of(self, row: Sequence[Any], now: Any) -> str:
-        event_type, aggregate_type, progress, _ = (row[place] for place in PAUSE_COLUMNS)
-        closed = self._known_pauses.closed
-        return next_queue(aggregate_type, event_type, progress, self._at or now, closed)
 
     # -- events that a worker was lost with ------------------------------------------------------
 
@@ -303,3 +320,17 @@ class StreamClaims:
     @property
     def _dialect(self) -> Any:
         return dialect_of(self._connection)
+
+
+def _is_newest(row: Sequence[Any], stream: StreamRows) -> bool:
+    """Return whether a row is known to be its stream's last.
+
+    Only in the key's own stream is the version the number of its newest event.
+    """
+    lane, _ = split_stream(stream.name)
+    return not lane and bool(row[SEQ] == stream.seq)
+
+
+def _queue_of(row: Sequence[Any]) -> str:
+    """Return the queue that a row belongs to: that of its listener, if it is known here."""
+    return expected_queue(row[LISTENER], row[ROW_QUEUE])

@@ -16,8 +16,8 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from .. import doorbell
 from ..clocks import monotonic
+from ..delivery.deliver import listener_of
 from ..delivery.lease import Lease
-from ..listeners import registry
 from ..listeners.outcomes import DONE, LOST, Decision, Status
 from ..signals import announce, lease_lost
 from ..sql import dialect_of
@@ -105,8 +105,8 @@ class Streams(LeasedStreams):
             if not stream.handed_out or stream.handed_out[-1] is not lease:
                 return None
             follower = stream.waiting[0]
-            listeners = registry.route(follower.aggregate_type, follower.event_type)
-            if any(each.atomic for each in listeners):
+            listener = listener_of(follower)
+            if listener is not None and listener.atomic:
                 return None
             if follower.queue != lease.queue or not self._pools.accepts(follower.queue):
                 return None

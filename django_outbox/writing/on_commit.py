@@ -15,7 +15,7 @@ from .. import doorbell, hooks
 from ..conf import Settings, current
 from ..events import Event
 from ..hooks import WriterHooks
-from ..listeners.queues import first_queue
+from ..listeners.queues import routes_of_new
 from ..signals import announce, event_dropped, event_queued, event_written
 from .hot_queue import hot_queues
 
@@ -41,7 +41,7 @@ def _add_rows(callback: _AfterCommit, rows: Rows, settings: Settings) -> None:
     room = 0
     if hot_queues.of(callback.connection.alias) is not None:
         room = max(settings.HOT_QUEUE_CAPACITY - len(callback.offers), 0)
-        callback.queues |= {first_queue(row[0].aggregate_type, row[0].event_type) for row in rows}
+        callback.queues |= {each.queue for row in rows for each in routes_of_new(row[0])}
     hot = [row for row in rows if row[0].key is None and not row[0].is_delayed][:room]
     if hot:
         loads = hooks.serializer().loads

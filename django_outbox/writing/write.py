@@ -28,6 +28,7 @@ from ..events import (
     encode_headers,
 )
 from ..exceptions import DuplicateEvent, InvalidEvent
+from ..listeners.queues import routes_of_new
 from ..sql import dialect_of
 from .on_commit import after_insert
 
@@ -251,19 +252,19 @@ def _may_clash(event: Event) -> bool:
 def _insert(connection: BaseDatabaseWrapper, rows: list[Row]) -> None:
     """Insert all or none; ``DuplicateEvent`` changes no stream and keeps the transaction usable."""
     clashing = [event for event, _, _ in rows if _may_clash(event)]
-    touches_more = len(rows) > 1 or rows[0][0].key is not None
+    first = rows[0][0]
+    touches_more = len(rows) > 1 or first.key is not None or len(routes_of_new(first)) > 1
     undoable = (
         transaction.atomic(using=connection.alias) if clashing and touches_more else nullcontext()
     )
     with undoable:
-        count = dialect_of(connection).insert(connection, rows, may_clash=bool(clashing))
-        if count < len(rows):
+        if not dialect_of(connection).insert(connection, rows, may_clash=bool(clashing)):
             raise _duplicate_error(clashing)
 
 
 def _existing_id(connection: BaseDatabaseWrapper, event: Event) -> str:
     rows = _model().objects.using(connection.alias)
-    found = rows.filter(event_id=event.event_id).values_list("pk", flat=True).first()
+    found = rows.filter(pk=event.event_id).values_list("pk", flat=True).first()
     if found is None and event.unique_key is not None:
         found = rows.filter(unique_key=event.unique_key).values_list("pk", flat=True).first()
     if found is None:  # committed after the snapshot of a REPEATABLE READ transaction

@@ -14,9 +14,15 @@ from django_outbox.events import LENGTHS
 from django_outbox.listeners import registry
 from django_outbox.listeners.history import Entry
 from django_outbox.listeners.outcomes import Status
-from django_outbox.models import OutboxEvent, OutboxPause, OutboxStatistics, OutboxWorker
+from django_outbox.models import (
+    OutboxEvent,
+    OutboxPause,
+    OutboxStatistics,
+    OutboxStream,
+    OutboxWorker,
+)
 from django_outbox.models.statistics import BOUNDS, bucket
-from tests.table import insert, keyed, note, now, stream_row
+from tests.table import insert, keyed, note, now
 
 TYPES = {  # deliveries a minute, seconds they wait, seconds they run
     "order.placed": (42, 0.006, 0.02),
@@ -281,9 +287,8 @@ def evil(text: str) -> None:
     short = dict.fromkeys(("event_type", "aggregate_type", "aggregate_id", "tenant_id"), text)
     short = {name: each[: LENGTHS[name]] for name, each in short.items()}
     quoted = json.dumps({text: text})
-    progress = json.dumps({text: {"state": "due", "failed": True, "attempts": 1, "error": text}})
     clock = now()
-    common = {**short, "locked_at": clock, "key": text, "progress": progress}
+    common = {**short, "locked_at": clock, "key": text, "listener": text, "routes": text}
     insert(
         event_id="<b class=xss>'\"><script>",
         due=None,
@@ -300,9 +305,11 @@ def evil(text: str) -> None:
         status=Status.RETRY,
         seq=2,
         locked_by=text,
-        **{**common, **dict.fromkeys(TEXTS, quoted), "progress": text},
+        **{**common, **dict.fromkeys(TEXTS, quoted)},
     )
-    stream_row(text, seq=2, due_at=clock, locked_by=text, locked_at=clock).save()
+    OutboxStream.objects.create(
+        stream=f":{text}", key=text, seq=2, due_at=clock, locked_by=text, locked_at=clock
+    )
     for each in OutboxPause.Kind.values:
         OutboxPause.objects.create(
             kind=each, name=text, reason=text, paused_by=text, paused_at=clock

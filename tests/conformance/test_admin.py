@@ -17,10 +17,10 @@ from django.urls import reverse
 from django_outbox.admin import bulk_actions, state_filter
 from django_outbox.events import least_id, new_id
 from django_outbox.listeners.outcomes import Status
-from django_outbox.models import OutboxEvent
+from django_outbox.models import OutboxEvent, OutboxStream
 from tests import table
 from tests.cases import cases
-from tests.table import stream_row, undone
+from tests.table import undone
 from tests.test_admin import (
     HOUR,
     LIST,
@@ -155,9 +155,10 @@ def test_filter_by_state() -> None:
 
 def keyed_events(key: str, *statuses: Status) -> list[str]:
     """Insert events of a stream whose head waits for its next attempt."""
-    stream_row(key, seq=len(statuses), due_at=NOW + HOUR).save()
+    OutboxStream.objects.create(stream=f":{key}", key=key, seq=len(statuses), due_at=NOW + HOUR)
     places = enumerate(statuses, 1)
-    return [make(each, key=key, seq=seq, available_at=None).pk for seq, each in places]
+    columns = {"key": key, "stream": f":{key}", "available_at": None}
+    return [make(each, seq=seq, **columns).pk for seq, each in places]
 
 
 def test_a_state_is_looked_up_to_a_limit_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,11 +190,11 @@ def test_a_state_and_a_time_together(state: str) -> None:
         "leased": {"status": Status.NEW, "available_at": soon, **held},
         "scheduled": {"status": Status.NEW, "available_at": soon},
         "retrying": {"status": Status.RETRY, "available_at": soon},
-        "blocked": {"status": Status.NEW, "available_at": None, "key": "k"},
+        "blocked": {"status": Status.NEW, "available_at": None, "key": "k", "stream": ":k"},
         "dead": {"status": Status.DEAD},
     }[state]
     if state == "blocked":
-        stream_row("k", seq=9, due_at=soon).save()
+        OutboxStream.objects.create(stream=":k", key="k", seq=9, due_at=soon)
     old = least_id(table.now() - timedelta(days=2))
     for number, pk in enumerate((old, new := new_id())):
         make(event_id=pk, seq=number if state == "blocked" else None, **fields)

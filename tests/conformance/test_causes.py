@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from datetime import timedelta
 from typing import Any
 
@@ -95,9 +94,8 @@ def test_causes_are_counted_with_their_types_largest_first() -> None:
 
 def test_listeners_that_gave_up_are_named() -> None:
     for event_type in ("order.placed", "order.paid"):
-        title = f"{event_type} mail"
-        progress = {title: {"state": "dead"}, f"{event_type} stock": {"state": "done"}}
-        dead(1, "OSError: 1", event_type=event_type, progress=json.dumps(progress))
+        dead(1, "OSError: 1", event_type=event_type, listener=f"{event_type} mail")
+        insert(1, due=None, status=Status.DONE, event_type=event_type, listener=f"{event_type} x")
     [cause] = load_causes("default", limit=9).causes
     assert cause.listeners == {"order.placed mail", "order.paid mail"}
 

@@ -37,7 +37,6 @@ from tests.table import (
     now,
     row,
     steal,
-    stream_row,
 )
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -117,7 +116,8 @@ def test_a_claim_brings_every_field_of_the_event() -> None:
         "headers": '{"trace": "1"}',
         "unique_key": "paid-7",
         "attempts": 3,
-        "progress": '{"a": {}}',
+        "listener": "order.paid",
+        "routes": "0123456789abcdef",
     }
     insert(**given)
     (found,) = claim()
@@ -528,8 +528,14 @@ def due_among_many() -> list[str]:
     later = now() + timedelta(hours=1)
     OutboxStream.objects.bulk_create(
         [
-            *(stream_row(f"idle-{number}") for number in range(3000)),
-            *(stream_row(f"later-{number}", due_at=later) for number in range(20)),
+            *(
+                OutboxStream(stream=f":idle-{number}", key=f"idle-{number}", seq=1)
+                for number in range(3000)
+            ),
+            *(
+                OutboxStream(stream=f":later-{number}", key=f"later-{number}", seq=1, due_at=later)
+                for number in range(20)
+            ),
         ]
     )
     analyze(OutboxEvent)

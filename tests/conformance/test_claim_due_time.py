@@ -85,7 +85,7 @@ def test_a_claim_leaves_a_stream_that_is_due_later_by_now() -> None:
         keyed(key, due=due)
     with before_update(streams_due_later("b")):
         found = dialect_of(connection).claim_streams(connection, stream_claim()).rows
-    assert [key for key, *_ in found] == [":a", ":c"]
+    assert [name for name, *_ in found] == [":a", ":c"]
     assert stream("b").locked_by is None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 from uuid import UUID
@@ -19,7 +20,7 @@ from django_outbox.sql.base import insert as inserting
 from django_outbox.sql.base import sequence_numbers
 from tests.databases import vendor
 from tests.sessions import waiters
-from tests.table import claim, elsewhere, in_thread, now, row
+from tests.table import claim, elsewhere, in_thread, listening, now, row
 from tests.test_keyed_write import (
     HOUR,
     NOON,
@@ -36,6 +37,13 @@ from tests.testapp.models import Order
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture(autouse=True)
+def listener() -> Iterator[None]:
+    """Register an unnamed listener: events wait in the stream of their key."""
+    with listening(lambda event: None, "*"):
+        yield
 
 
 def test_an_event_with_a_key_takes_a_place_in_its_stream() -> None:
@@ -75,7 +83,7 @@ def test_a_keyed_write_leaves_no_warning() -> None:
                 write_many(keyed("k", "z"))
             with transaction.atomic():
                 write("x", key="k")
-        dialect_of(connection).wake_streams(connection, ["k", "z"])
+        dialect_of(connection).wake_streams(connection, [":k", ":z"])
     upserts = [sql for sql, _ in found if "ON DUPLICATE KEY" in sql]
     assert len(upserts) == 5
     assert not [each for each in found if each[1]]
@@ -214,7 +222,7 @@ def test_a_duplicate_takes_no_place_and_poisons_nothing(identity: str) -> None:
         Order.objects.create(sku="goes on")
     assert stream().seq == before + 1
     assert {*seqs()} == {before, before + 1}
-    assert not OutboxStream.objects.filter(pk=":fresh").exists()
+    assert not OutboxStream.objects.filter(key="fresh").exists()
     assert Order.objects.exists()
 
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 from django_outbox.models import OutboxStream
 from django_outbox.testing import drain, pass_time
 from tests.surroundings import both
-from tests.table import claim, insert, listening, now, row, stream_row
+from tests.table import claim, insert, listening, now, row
 from tests.test_kit import no_queue_left, place, ship
 
 __all__ = ["no_queue_left"]  # fixtures
@@ -34,8 +34,10 @@ def test_time_moves_what_is_delayed(outside: bool) -> None:
 @both
 def test_time_moves_streams_and_leaves_leases_alone(outside: bool) -> None:
     clock = now()
-    free = stream_row("free", due_at=clock)
-    OutboxStream.objects.bulk_create([free, stream_row("held", due_at=clock, locked_by="another")])
+    free = OutboxStream.objects.create(stream=":free", key="free", seq=1, due_at=clock)
+    OutboxStream.objects.create(
+        stream=":held", key="held", seq=1, due_at=clock, locked_by="another"
+    )
     (held,) = insert()
     claim("another", lease=30)
     lease = row(held).available_at

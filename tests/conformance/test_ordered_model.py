@@ -27,7 +27,6 @@ from hypothesis.stateful import (
 )
 
 import django_outbox as outbox
-from django_outbox.events import split_stream, stream_of
 from django_outbox.listeners.outcomes import DONE, Status
 from django_outbox.models import OutboxEvent, OutboxStream
 from django_outbox.sql import dialect_of
@@ -111,6 +110,8 @@ class Streams(RuleBasedStateMachine):
             }
         )
         self.settings.enable()
+        self.listening = listening(self.listener)  # so that writers know it
+        self.listening.__enter__()
 
     # -- the model -------------------------------------------------------------------------------
 
@@ -198,8 +199,7 @@ class Streams(RuleBasedStateMachine):
 
     @rule(limit=st.none() | st.integers(1, 3))
     def drain(self, limit: int | None) -> None:
-        with listening(self.listener):
-            outbox.drain(limit=limit)
+        outbox.drain(limit=limit)
 
     @precondition(lambda self: self.rival is None)
     @rule()
@@ -207,7 +207,7 @@ class Streams(RuleBasedStateMachine):
         dialect = dialect_of(connection)
         claim = stream_claim("rival", lease=FAR, limit=1)
         for name, *_ in dialect.claim_streams(connection, claim).rows:
-            _, key = split_stream(name)
+            key = name.removeprefix(":")
             wanted = StreamQuery(
                 me="rival",
                 keys=[name],
@@ -246,7 +246,7 @@ class Streams(RuleBasedStateMachine):
             if owns:
                 self.events[each].state = "done"
         delay = None if rival.is_idle else 0.0
-        given = [Release(stream_of("", rival.key), rival.seq, delay)]
+        given = [Release(f":{rival.key}", rival.seq, delay)]
         if not dialect.release_streams(connection, me="rival", streams=given) and owns:
             end_stream_leases(rival.key) if self.is_free(rival.key) else None
 
@@ -267,10 +267,11 @@ class Streams(RuleBasedStateMachine):
                 OutboxEvent.objects.filter(pk=pk).update(deliver_at=past)
                 each.state = "new"
         for key in filter(self.is_free, KEYS):
-            mine = OutboxStream.objects.filter(stream__of_key=key)
-            mine.filter(locked_by=None, due_at__gt=past).update(due_at=past)
+            OutboxStream.objects.filter(key=key, locked_by=None, due_at__gt=past).update(
+                due_at=past
+            )
             if self.rival is None:  # it could not release what a writer had locked
-                mine.filter(locked_by="rival").update(due_at=past)
+                OutboxStream.objects.filter(key=key, locked_by="rival").update(due_at=past)
 
     @rule(key=keys, verb=st.sampled_from(["replay", "discard"]), first=st.booleans())
     def end_of_the_dead(self, key: str, verb: str, first: bool) -> None:
@@ -339,6 +340,7 @@ class Streams(RuleBasedStateMachine):
                 self.order_is_kept_and_nothing_is_lost()
             assert {each.state for each in self.events.values()} <= {"done", "gone"}
         finally:
+            self.listening.__exit__(None, None, None)
             self.settings.disable()
 
 

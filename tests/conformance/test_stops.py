@@ -102,7 +102,7 @@ def test_a_stream_that_was_locked_at_first_is_released_later() -> None:
     with gated(Gate()) as gate, worker() as running:
         keyed("a", 2)
         wait_until(lambda: gate.entered)
-        with elsewhere(lambda: OutboxStream.objects.select_for_update().get(pk=":a")):
+        with elsewhere(lambda: OutboxStream.objects.select_for_update().get(key="a")):
             gate.open()
             assert in_thread(lambda: running.finish(lambda: False)).result(20) is True
             assert stream("a").locked_by == running.id
@@ -116,7 +116,7 @@ def test_an_idle_stream_that_is_locked_is_not_forgotten(
     careful: tuple[outbox.Worker, list[str]],
 ) -> None:
     running, _ = careful
-    with elsewhere(lambda: OutboxStream.objects.select_for_update().get(pk=":a")):
+    with elsewhere(lambda: OutboxStream.objects.select_for_update().get(key="a")):
         given = in_thread(lambda: running._streams.release_all(connection)).result(10)
         assert (given, stream("a").locked_by) == (1, running.id)
     running.finish(at_once)
@@ -134,7 +134,7 @@ def test_a_count_is_taken_back_once_however_often_a_hand_back_is_tried() -> None
             wait_until(lambda: gate.entered)
             OutboxEvent.objects.filter(pk=head).update(rescues=3)
             running.finish(at_once)
-            with elsewhere(lambda: OutboxStream.objects.select_for_update().get(pk=":a")):
+            with elsewhere(lambda: OutboxStream.objects.select_for_update().get(key="a")):
                 in_thread(lambda: running.hand_back(1.0)).result(10)
             assert stream("a").locked_by == running.id
             assert row(head).rescues == 2

@@ -14,6 +14,7 @@ from django.db.models import F
 
 from django_outbox.events import stored_instant
 from django_outbox.listeners.outcomes import DONE, Decision, Status
+from django_outbox.listeners.queues import Route
 from django_outbox.models import OutboxEvent, OutboxStream
 from django_outbox.sql import dialect_of, engine_connection
 from django_outbox.sql.values import KEYED, LeaseKind, Release, StreamQuery
@@ -40,6 +41,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 RETRY = Decision(status=Status.RETRY, delay=5.0, spent=1, error="it failed", outcome="retry")
 DEFER = Decision(status=Status.NEW, delay=5.0, outcome="deferred")
+ROUTE = Route("order.placed mail", "a" * 16, "default", "mail")
 DEAD = Decision(status=Status.DEAD, spent=1, error="it is over", outcome="dead")
 
 NO_SESSIONS = pytest.mark.skipif(
@@ -136,8 +138,12 @@ def test_a_lost_owner_is_told_and_my_own_ended_lease_too() -> None:
 
 def test_n4_concurrent_claims_share_no_stream() -> None:
     keys = [f"order-{n}" for n in range(300)]
-    due = now() - timedelta(seconds=1)
-    OutboxStream.objects.bulk_create(stream_row(key, due_at=due) for key in keys)
+    OutboxStream.objects.bulk_create(
+        [
+            OutboxStream(stream=f":{key}", key=key, seq=1, due_at=now() - timedelta(seconds=1))
+            for key in keys
+        ]
+    )
     start = threading.Barrier(4)
 
     def claim_all(me: str) -> list[str]:
@@ -182,7 +188,8 @@ def test_a_read_brings_every_field_of_the_event() -> None:
         "attempts": 3,
         "rescues": 1,
         "status": 2,
-        "progress": '{"a": {}}',
+        "listener": "order.paid",
+        "routes": "0123456789abcdef",
     }
     keyed("a", **given)
     take()
@@ -319,15 +326,11 @@ def test_delete_done_is_fenced_too() -> None:
     assert {*OutboxEvent.objects.values_list("pk", "status")} == {(unique, 1), (theirs, 0)}
 
 
-def test_progress_and_starts_are_fenced() -> None:
+def test_starts_are_fenced() -> None:
     mine, *_ = keyed("a", 2)
     (theirs,) = keyed("b")
     take("another", exclude=[":a"])
     take()
-    keep = dialect().keep_progress
-    same = {"me": "me", "progress": "{}", "kind": LeaseKind.STREAM, "as_read": (0, None)}
-    assert keep(connection, row_id=mine, **same)
-    assert not keep(connection, row_id=theirs, **same)
     assert dialect().note_starts(connection, me="me", ids=[mine, theirs]) == 1
     assert [row(each).rescues for each in (mine, theirs)] == [1, 0]
 
@@ -385,14 +388,6 @@ def test_a_hand_back_clears_the_owner_of_a_stream(after: float | None) -> None:
     assert stream_due_in("a") <= 1 if after else stream_due_in("a") > 20
     assert stream("b").locked_by == "another"
     assert settle(event_id) == 0
-    assert not dialect().keep_progress(
-        connection,
-        me="me",
-        row_id=event_id,
-        progress="{}",
-        kind=LeaseKind.STREAM,
-        as_read=(0, None),
-    )
 
 
 def test_starts_are_taken_back_by_the_streams_owner_and_never_below_nought() -> None:
@@ -603,9 +598,11 @@ def test_r3_the_events_are_read_after_the_claim_in_a_snapshot_of_their_own() -> 
 def streams_among_many() -> Sequence[str]:
     """20,000 streams, 40 of them due; half of all rows behind one key."""
     clock = now()
-    multiply(stream_row("idle"), names(*(f"idle-{n}" for n in range(20_000))))
-    later = stream_row("later", due_at=clock + timedelta(seconds=3600))
-    multiply(later, names(*(f"later-{n}" for n in range(200))))
+    multiply(OutboxStream(stream=":idle", key="idle", seq=1), [f":idle-{n}" for n in range(20_000)])
+    multiply(
+        OutboxStream(stream=":later", key="later", seq=1, due_at=clock + timedelta(seconds=3600)),
+        [f":later-{n}" for n in range(200)],
+    )
     rows = {"due": None, "first_due_at": clock}
     due = [f"due-{n}" for n in range(40)]
     for key in due:
@@ -626,7 +623,7 @@ def test_no_statement_reads_or_sorts_the_whole_table(streams_among_many: Sequenc
     ids = [*OutboxEvent.objects.filter(key__in=some).values_list("pk", flat=True)]
     retries = [(event_id, RETRY) for event_id in ids]
     stream_hold = {"me": "me", "kind": LeaseKind.STREAM}
-    releases = [Release(each, 1, None) for each in names(*due[:20])]
+    releases = [Release(f":{key}", 1, None) for key in due[:20]]
     works: dict[str, Callable[[], object]] = {
         "claim": lambda: take(limit=20),
         "next due": next_due,
@@ -639,8 +636,14 @@ def test_no_statement_reads_or_sorts_the_whole_table(streams_among_many: Sequenc
         "release": lambda: dialect().release_streams(connection, me="me", streams=releases),
         "renew": lambda: renew(*due[:20]),
         "start back": lambda: dialect().take_back_starts(connection, me="me", ids=ids),
+        "route": lambda: dialect().route_rows(
+            connection, ids=ids, route=ROUTE, receipt="r", **stream_hold
+        ),
+        "further rows": lambda: dialect().add_rows(connection, ids=ids, route=ROUTE, receipt="r"),
+        "rows of an event": lambda: dialect().lock_event(connection, ids[0]),
+        "receipt": lambda: dialect().note_receipt(connection, ids=ids, receipt="r"),
         "hand back": lambda: dialect().hand_back_streams(
-            connection, me="me", keys=names(*due[:20]), after=1.0
+            connection, me="me", keys=[f":{key}" for key in due[:20]], after=1.0
         ),
     }
     assert large_steps(works) == {}

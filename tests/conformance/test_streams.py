@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from django_outbox.models import OutboxEvent, OutboxStream
 from django_outbox.sql import dialect_of
 from tests.databases import vendor
 from tests.plans import analyze, explain, statements, uses
-from tests.table import elsewhere, in_thread, insert, names, now, row
+from tests.table import elsewhere, in_thread, insert, listening, now, row
 from tests.test_stream_queryset import (
     LONG_AGO,
     events,
@@ -27,6 +28,14 @@ from tests.test_stream_queryset import (
 )
 
 pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture(autouse=True)
+def listener() -> Iterator[None]:
+    """Register an unnamed listener: events wait in the stream of their key."""
+    with listening(lambda event: None, "*"):
+        yield
+
 
 NEW, DONE, RETRY, DEAD = Status.NEW, Status.DONE, Status.RETRY, Status.DEAD
 several_writers = pytest.mark.skipif(vendor() == "sqlite", reason="SQLite has one writer at a time")
@@ -154,7 +163,7 @@ def test_heads_and_backlogs() -> None:
     first = events("a", DONE, RETRY, NEW, NEW)
     second = events("b", DEAD, NEW)
     events("c", DONE)
-    keys = names("a", "b", "c", "none")
+    keys = [":a", ":b", ":c", ":none"]
 
     heads = dialect.heads(connection, keys=keys, statuses=(0, 2))
     assert heads == {":a": first[1], ":b": second[1]}
@@ -253,12 +262,15 @@ def test_r11_a_purge_deletes_by_the_primary_key_and_meets_no_other_row() -> None
 def test_in_writer_only_streams_go_when_their_events_went_and_nobody_writes() -> None:
     """In this mode no worker makes a stream idle."""
     put("k", due_at=LONG_AGO)
-    put("young", due_at=LONG_AGO)
+    OutboxStream.objects.create(stream=":old", key="old", seq=9)  # as of a key's first write
+    for key in ("young", "old"):
+        OutboxStream.objects.create(stream=f"?:{key}", key=key, lane="?", seq=9, due_at=LONG_AGO)
     with transaction.atomic():
         write("x", key="young")
-    assert stream("young").due_at > LONG_AGO  # type: ignore[operator]
-    assert OutboxStream.objects.purge() == 1
-    assert [each.key for each in OutboxStream.objects.all()] == ["young"]
+    young = OutboxStream.objects.get(pk="?:young")
+    assert young.due_at > LONG_AGO  # type: ignore[operator]
+    assert OutboxStream.objects.purge() == 3
+    assert {*OutboxStream.objects.values_list("pk", flat=True)} == {":young", "?:young"}
 
 
 # --- purge of dead events ------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from contextlib import ExitStack
-from typing import Any
 
 import pytest
 from django.db import connection
@@ -50,9 +49,8 @@ def test_a_written_off_atomic_listener_that_wakes_undoes_what_it_wrote(clock: Mo
 
 
 @NOT_SQLITE
-@pytest.mark.parametrize("name", ["", "of several"])
 def test_a_written_off_atomic_listener_that_wakes_while_its_retry_runs_undoes_what_it_wrote(
-    name: str, clock: MovedClock
+    clock: MovedClock,
 ) -> None:
     running, go_on = threading.Event(), threading.Event()
 
@@ -63,10 +61,7 @@ def test_a_written_off_atomic_listener_that_wakes_while_its_retry_runs_undoes_wh
         leave(event)
 
     with ExitStack() as stack:
-        options = {"name": name, "atomic": True, "timeout": 3}
-        listener = stack.enter_context(hanging(clock, then=second_waits, **options))
-        if name:
-            stack.enter_context(listening(lambda event: None, name="another"))
+        listener = stack.enter_context(hanging(clock, then=second_waits, atomic=True, timeout=3))
         stack.enter_context(outbox.Worker(workers=1))
         try:
             (event_id,) = write()
@@ -82,8 +77,7 @@ def test_a_written_off_atomic_listener_that_wakes_while_its_retry_runs_undoes_wh
 
 
 @NOT_SQLITE
-@pytest.mark.parametrize("name", ["", "of several"])
-def test_the_same_worker_may_have_leased_the_event_again(name: str) -> None:
+def test_the_same_worker_may_have_leased_the_event_again() -> None:
     """The row names this worker again, but the first call must not commit under the new lease."""
     running, go_on, again, finish = (threading.Event() for _ in range(4))
     calls: list[int] = []
@@ -99,9 +93,7 @@ def test_the_same_worker_may_have_leased_the_event_again(name: str) -> None:
         leave(event)
 
     with ExitStack() as stack:
-        stack.enter_context(listening(hang_first, name=name, atomic=True))
-        if name:
-            stack.enter_context(listening(lambda event: None, name="zz"))
+        stack.enter_context(listening(hang_first, atomic=True))
         lost = stack.enter_context(heard(signals.lease_lost))
         stack.enter_context(outbox.Worker(workers=2))
         try:
@@ -122,38 +114,24 @@ def test_the_same_worker_may_have_leased_the_event_again(name: str) -> None:
     assert len(effects()) == 1
 
 
-ROWS = [
-    (LeaseKind.ROW, 0, None, True),
-    (LeaseKind.ROW, 1, None, False),
-    (LeaseKind.ROW, 0, "{}", False),
-    (LeaseKind.STREAM, 0, None, True),
-    (LeaseKind.STREAM, 1, None, False),
-    (LeaseKind.STREAM, 0, "{}", False),
-]
-
-
-def leased(kind: LeaseKind, **columns: Any) -> str:
+def leased(kind: LeaseKind) -> str:
     if kind is LeaseKind.ROW:
-        (event_id,) = insert(**columns)
+        (event_id,) = insert()
         claim()
         return event_id
-    (event_id,) = keyed("a", **columns)
+    (event_id,) = keyed("a")
     from tests.conformance.test_stream_leases import take
 
     assert take() == ["a"]
     return event_id
 
 
-@pytest.mark.parametrize(("kind", "attempts", "progress", "fits"), ROWS)
+@pytest.mark.parametrize("kind", LeaseKind)
+@pytest.mark.parametrize(("attempts", "fits"), [(0, True), (1, False), (None, True)])
 @pytest.mark.parametrize("decision", [DONE, RETRY], ids=["done", "retry"])
 @pytest.mark.parametrize("delete", [False, True], ids=["mark", "delete"])
-def test_a_settle_may_ask_for_the_row_as_it_was_read(
-    kind: LeaseKind,
-    attempts: int,
-    progress: str | None,
-    fits: bool,
-    decision: Decision,
-    delete: bool,
+def test_a_settle_may_ask_for_the_attempts_that_were_read(
+    kind: LeaseKind, attempts: int | None, fits: bool, decision: Decision, delete: bool
 ) -> None:
     event_id = leased(kind)
     count = dialect_of(connection).settle_all(
@@ -162,26 +140,7 @@ def test_a_settle_may_ask_for_the_row_as_it_was_read(
         decisions=[(event_id, decision)],
         kind=kind,
         delete_done=delete,
-        as_read=(attempts, progress),
+        attempts=attempts,
     )
     assert count == fits
     assert OutboxEvent.objects.filter(pk=event_id, status=0, attempts=0).exists() != fits
-
-
-@pytest.mark.parametrize(("kind", "attempts", "progress", "fits"), ROWS)
-@pytest.mark.parametrize("was", [None, '{"a":{"state":"done"}}'], ids=["none", "some"])
-def test_progress_is_only_kept_where_the_row_is_as_it_was_read(
-    kind: LeaseKind, attempts: int, progress: str | None, fits: bool, was: str | None
-) -> None:
-    event_id = leased(kind, progress=was)
-    read = was if progress is None else progress
-    kept = dialect_of(connection).keep_progress(
-        connection,
-        me="me",
-        row_id=event_id,
-        progress='{"b":{"state":"done"}}',
-        kind=kind,
-        as_read=(attempts, read),
-    )
-    assert kept is fits
-    assert ("b" in str(row(event_id).progress)) is fits

@@ -71,10 +71,12 @@ def test_every_field_arrives() -> None:
         row.locked_at,
         row.key,
         row.seq,
-        row.progress,
+        row.listener,
+        row.routes,
+        row.stream,
         row.result,
     )
-    assert nothing == (None,) * 8
+    assert nothing == (None,) * 10
 
 
 def test_absent_fields_are_null() -> None:

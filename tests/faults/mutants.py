@@ -319,7 +319,7 @@ MUTANTS = (
         return answer, replace(decision, written=True)
 """,
             ),
-            ("sql/base/statements.py", "        if as_read is None:\n", "        if True:\n"),
+            ("sql/base/statements.py", "        if attempts is None:\n", "        if True:\n"),
         ],
     ),
     Mutant(
@@ -374,27 +374,6 @@ MUTANTS = (
         database="postgres",
         scenario="suspended",
         edits=[("clocks.py", 'if hasattr(time, "CLOCK_BOOTTIME")', "if False")],
-    ),
-    Mutant(
-        name="a hand-over to a queue whose threads are busy",
-        without="what an event's listeners have done is kept in memory only if the next one starts "
-        "at once",
-        database="postgres",
-        scenario="queues",
-        edits=[
-            (
-                "worker/pools.py",
-                "                if pool.has_idle_place(lease):\n",
-                "                if not pool.is_closed:\n",
-            )
-        ],
-    ),
-    Mutant(
-        name="a hand-over that forgets what was done",
-        without="an event takes along which of its listeners have ended",
-        database="postgres",
-        scenario="queues",
-        edits=[("worker/pools.py", "                lease.progress = decision.progress\n", "")],
     ),
     Mutant(
         name="a release that leaves a stream in its queue",

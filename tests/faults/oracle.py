@@ -128,7 +128,7 @@ class Verdict:
     ghosts: int = 0  # effects or rows of what never committed
     done_without_effect: int = 0
     unexplained: int = 0  # repeats that no fault explains
-    overlaps: int = 0  # two runs of one event at a time, neither process struck
+    overlaps: int = 0  # two runs of a listener with one event at a time, neither process struck
     inversions: int = 0
     stuck: int = 0  # neither finished nor given up, though all was quiet
     false_dead: int = 0
@@ -196,6 +196,23 @@ class Evidence:
         intent = self.intents.get(event_id)
         wanted = self.listeners.get(intent.kind, ()) if intent else ()
         return max(ends.values(), default=None) if ends.keys() >= {*wanted} else None
+
+    def ended_in(self, lane: str, event_id: str, runs: Sequence[Run]) -> float:
+        """Return when an event had ended well in a lane; inf: it has not.
+
+        An event without a listener in the lane holds up nothing there. What has one listener has
+        one without a name.
+        """
+        intent = self.intents.get(event_id)
+        wanted = self.listeners.get(intent.kind, ("",)) if intent else ("",)
+        if not any(title.partition(" ")[2] == lane for title in wanted):
+            return 0.0
+        ends = [
+            run.end
+            for run in runs
+            if lane_of(run) == lane and run.outcome == "end" and run.end is not None
+        ]
+        return min(ends, default=float("inf"))
 
 
 def by_listener(runs: Iterable[Run]) -> list[list[Run]]:
@@ -313,10 +330,10 @@ def _judge_repeats(evidence: Evidence, runs: Mapping[str, Sequence[Run]], verdic
     struck, replays = Struck(evidence.faults, evidence.lease), evidence.done_to("replay")
     calls = _calls(runs)
     for event_id, each in runs.items():
-        for before, after in pairwise(each):  # whichever listeners they are of
-            if after.start < struck.end_of(before) and not struck.during(before, after):
-                verdict.count("overlaps", f"{event_id} {before} {after}")
         for own in by_listener(each):
+            for before, after in pairwise(own):
+                if after.start < struck.end_of(before) and not struck.during(before, after):
+                    verdict.count("overlaps", f"{event_id} {before} {after}")
             for number in range(1, len(own)):
                 before, after = own[number - 1], own[number]
                 should = _should_have_been_last(own[:number], after, evidence)
@@ -570,27 +587,34 @@ def _pids(evidence: Evidence, runs: Mapping[str, Sequence[Run]]) -> Mapping[str,
 
 
 def _judge_order(evidence: Evidence, runs: Mapping[str, Sequence[Run]], verdict: Verdict) -> None:
-    """Nothing of a key starts before all that was written earlier has ended."""
+    """Nothing of a key starts in a lane before all that was written earlier has ended there.
+
+    A lane is what the listeners of one name see of a key; those without a name share one.
+    """
     passed = {*evidence.done_to("replay"), *evidence.done_to("skip")}  # when they were dead
-    streams: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
+    keys: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
     for row in evidence.rows.values():
         if row.key is not None and row.seq is not None and row.event_id in evidence.intents:
-            streams[row.key].append((row.seq, row.event_id))
-    for key, events in streams.items():
+            keys[row.key].append((row.seq, row.event_id))
+    for key, events in keys.items():
         events.sort()
         _judge_writers(key, [evidence.intents[event_id] for _, event_id in events], verdict)
-        ended: dict[str, float] = {}
-        for _, event_id in events:
-            end = evidence.ended(event_id, runs.get(event_id, ()))
-            ended[event_id] = float("inf") if end is None else end
-        latest, whose = 0.0, ""  # when the last of those before has ended
-        for _, event_id in events:
-            starts = [run.start for run in runs.get(event_id, ())]
-            if starts and min(starts) < latest:
-                verdict.count("inversions", f"{key}: {event_id} started before {whose} ended")
-            stood = evidence.rows[event_id].status != 3 and event_id not in passed
-            if stood and ended[event_id] > latest:
-                latest, whose = ended[event_id], event_id
+        lanes = {lane_of(run) for _, event_id in events for run in runs.get(event_id, ())}
+        for lane in lanes or {""}:
+            latest, whose = 0.0, ""  # when the last of those before has ended
+            for _, event_id in events:
+                own = [run for run in runs.get(event_id, ()) if lane_of(run) == lane]
+                if own and min(run.start for run in own) < latest:
+                    verdict.count("inversions", f"{key}: {event_id} started before {whose} ended")
+                stood = evidence.rows[event_id].status != 3 and event_id not in passed
+                end = evidence.ended_in(lane, event_id, runs.get(event_id, ()))
+                if stood and end > latest:
+                    latest, whose = end, event_id
+
+
+def lane_of(run: Run) -> str:
+    """Return the name of a run's listener: a title is an event type, a space and the name."""
+    return run.listener.partition(" ")[2]
 
 
 def _judge_writers(key: str, intents: Sequence[Intent], verdict: Verdict) -> None:

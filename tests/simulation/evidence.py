@@ -7,23 +7,26 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 
-EVENTS = """SELECT id, event_type, status, attempts, rescues, available_at, locked_by,
-    locked_at, stream, seq FROM outbox_event"""
+EVENTS = """SELECT id, event_id, listener, routes, event_type, status, attempts, rescues,
+    available_at, locked_by, locked_at, stream, seq FROM outbox_event"""
 STREAMS = "SELECT stream, due_at, locked_by, locked_at FROM outbox_stream"
 BREAKERS = "SELECT name FROM outbox_pause WHERE kind = 'breaker'"
 
 
 @dataclass(slots=True)
 class Event:
-    """A row of the table of events."""
+    """A row of the table of events: the delivery of one to a listener."""
 
     id: str
+    event_id: str
+    listener: str | None  # its title; None: it is not routed yet
+    routes: frozenset[str]  # digests of the listeners that its event was given to
     type: str
     status: int
     attempts: int
     rescues: int
     due: str | None  # or the end of its lease
-    key: str | None
+    stream: str | None
     seq: int
     replays: int = field(default=0, compare=False)  # by which it became pending again
 
@@ -71,12 +74,17 @@ class Table:
     """All tables at one moment."""
 
     events: dict[str, Event]
-    streams: dict[str, str]  # due times by key; a stream without one is left out
-    leases: dict[str, Lease]  # by event id or key
+    streams: dict[str, str]  # due times by name; a stream without one is left out
+    leases: dict[str, Lease]  # by the id of a row or the name of a stream
     breakers: set[str]  # queues
 
     def lease_of(self, event: Event) -> Lease | None:
-        return self.leases.get(event.id if event.key is None else event.key)
+        return self.leases.get(event.id if event.stream is None else event.stream)
+
+    def row_of(self, call: Call) -> Event | None:
+        """Return the row that a call delivers."""
+        rows = (each for each in self.events.values() if each.event_id == call.event_id)
+        return next((each for each in rows if each.listener == call.listener), None)
 
 
 class Tables:
@@ -100,13 +108,27 @@ class Tables:
         run = self._connection.execute
         events, leases, streams = {}, {}, {}
         for row in run(EVENTS):
-            (event_id, kind, status, attempts, rescues, due, worker, since, key, seq) = row
-            events[event_id] = Event(event_id, kind, status, attempts, rescues, due, key, seq or 0)
-            if worker is not None and key is None:
-                leases[event_id] = Lease(worker, due or "", since)
-        for key, due, worker, since in run(STREAMS):
+            row_id, event_id, listener, routes, kind, *rest = row
+            (status, attempts, rescues, due, worker, since, stream, seq) = rest
+            given = frozenset((routes or "").split())
+            events[row_id] = Event(
+                row_id,
+                event_id,
+                listener,
+                given,
+                kind,
+                status,
+                attempts,
+                rescues,
+                due,
+                stream,
+                seq or 0,
+            )
+            if worker is not None and stream is None:
+                leases[row_id] = Lease(worker, due or "", since)
+        for stream, due, worker, since in run(STREAMS):
             if due is not None:
-                streams[key] = due
+                streams[stream] = due
             if worker is not None:
-                leases[key] = Lease(worker, due or "", since)
+                leases[stream] = Lease(worker, due or "", since)
         return Table(events, streams, leases, {name for (name,) in run(BREAKERS)})

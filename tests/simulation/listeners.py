@@ -87,7 +87,7 @@ def answer_to(act: str) -> Any:
 
 def poison(event: outbox.Event) -> None:
     if event.payload["act"] == "poison":
-        Stage.oracle.kills(event.event_id)
+        Stage.oracle.kills(f"{event.event_id} {event.listener}")
         scheduler.kill(scheduler.current.process)
 
 

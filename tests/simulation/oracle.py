@@ -15,10 +15,11 @@ judge.** A rule that is loosened says here why.
   call has had its timeout.
 - ``twice``: a call begins although another of the same event and listener still runs or has ended
   well. Causes that excuse it: the lease of the former ended, a stop gave it back, a replay.
-- ``order``: a call begins before an earlier event of its key has ended, which is not in the same
-  batch.
+- ``order``: a call begins before an earlier event of its key and lane has ended, which is not in
+  the same batch. What happens in another lane is no reason.
 - ``idle``: an event waits that nothing will make due: behind an idle stream, or without due time.
-- ``done``: an event is done though not all of its listeners have ended well.
+- ``done``: a delivery is done though its listener has not ended well.
+- ``route``: when all is over, an event was not given to one of its listeners.
 - ``lost``: an event is gone from the table without having been done.
 - ``attempts``: more attempts than failed calls, or than the policy allows.
 - ``innocent``: an event is dead without an answer that ended it, all of its attempts, or enough
@@ -36,6 +37,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from django_outbox.listeners.registry import digest
 from tests.simulation.evidence import Call, Event, Lease, Table, Tables
 
 WAKING = 0.5  # seconds from the check of a lease to the call, in a process that was stopped there
@@ -74,13 +76,13 @@ class Oracle:
         self._tables, self._rules, self._report, self._clock = tables, rules, report, clock
         self.table = tables.read()
         self.calls: list[Call] = []
-        self._of_event: defaultdict[str, list[Call]] = defaultdict(list)
-        self._of_key: defaultdict[str, list[Call]] = defaultdict(list)
+        self._of_row: defaultdict[str, list[Call]] = defaultdict(list)
+        self._of_stream: defaultdict[str, list[Call]] = defaultdict(list)
         self._stopping: set[str] = set()  # workers that were told to stop
         self._woken: dict[str, float] = {}  # by worker: when its process was last resumed
         self._ever_dead: set[str] = set()  # events that were dead once
         self._opened: dict[str, float] = {}  # by queue: when its breaker opened
-        self._takes: Counter[str] = Counter()  # by event: workers that it killed
+        self._takes: Counter[str] = Counter()  # by event and listener: workers that they killed
 
     # -- what the driver tells -------------------------------------------------------------------
 
@@ -96,16 +98,16 @@ class Oracle:
             if call.worker == worker and call.outcome is None:
                 call.outcome, call.end = "killed", self._clock()
 
-    def kills(self, event_id: str) -> None:
-        """Note that the call of an event ends its process."""
-        self._takes[event_id] += 1
-        if self._takes[event_id] > self._rules.max_rescues:
-            self._report("poison", f"{event_id} took {self._takes[event_id]} workers along")
+    def kills(self, delivery: str) -> None:
+        """Note that the call of an event, named with its listener, ends its process."""
+        self._takes[delivery] += 1
+        if self._takes[delivery] > self._rules.max_rescues:
+            self._report("poison", f"{delivery} took {self._takes[delivery]} workers along")
 
     def begins(self, call: Call) -> None:
         self.look("")
         call.start = self._clock()
-        event = self.table.events.get(call.event_id)
+        event = self.table.row_of(call)
         if event is None:
             self._report("ghost", f"{call}")
             return
@@ -115,9 +117,9 @@ class Oracle:
         self._judge_repeat(call, event)
         self._judge_order(event, call)
         self.calls.append(call)
-        self._of_event[event.id].append(call)
-        if event.key is not None:
-            self._of_key[event.key].append(call)
+        self._of_row[event.id].append(call)
+        if event.stream is not None:
+            self._of_stream[event.stream].append(call)
 
     def ends(self, call: Call, outcome: str) -> None:
         if call.outcome is None:
@@ -133,8 +135,8 @@ class Oracle:
             self._report("expired", f"{call} has {lease} at {self._tables.now()}")
 
     def _judge_repeat(self, call: Call, event: Event) -> None:
-        for former in self._of_event[event.id]:
-            if former.listener != call.listener or former.is_excused:
+        for former in self._of_row[event.id]:
+            if former.is_excused:
                 continue
             if former.is_overdue(self._clock()):
                 continue  # it counts as failed, whatever it still says
@@ -144,14 +146,18 @@ class Oracle:
                 self._report("twice", f"{call} while {former} runs")
 
     def _judge_order(self, event: Event, call: Call) -> None:
-        if event.key is None:
+        if event.stream is None:
             return
         for other in self.table.events.values():
-            if other.key != event.key or other.seq >= event.seq or other.id in self._ever_dead:
+            if (
+                other.stream != event.stream
+                or other.seq >= event.seq
+                or other.id in self._ever_dead
+            ):
                 continue
             if other.status == RETRY and not self._rules.failure_blocks:
                 continue
-            is_with_it = any(each.number == call.number for each in self._of_event[other.id])
+            is_with_it = any(each.number == call.number for each in self._of_row[other.id])
             if (
                 other.status not in FINAL
                 and not is_with_it
@@ -160,17 +166,15 @@ class Oracle:
                 self._report("order", f"{call} seq={event.seq} before {other}")
         if self._rules.dead_blocks:
             for other in self.table.events.values():
-                if other.key == event.key and other.seq < event.seq and other.status == DEAD:
+                if other.stream == event.stream and other.seq < event.seq and other.status == DEAD:
                     self._report("order", f"{call} seq={event.seq} behind the dead {other}")
 
     def _has_ended_well(self, event: Event, worker: str | None = None) -> bool:
-        """Return whether all listeners of an event have ended well, in calls of this worker."""
-        good = {
-            each.listener
-            for each in self._of_event[event.id]
-            if each.outcome in GOOD and worker in (None, each.worker)
-        }
-        return good >= self._rules.listeners.get(event.type, frozenset())
+        """Return whether a delivery has ended well, in a call of this worker."""
+        return any(
+            each.outcome in GOOD and worker in (None, each.worker)
+            for each in self._of_row[event.id]
+        )
 
     # -- the tables ------------------------------------------------------------------------------
 
@@ -200,7 +204,7 @@ class Oracle:
             return
         calls = [
             each
-            for each in (self._of_event.get(holder) or self._of_key.get(holder, ()))
+            for each in (self._of_row.get(holder) or self._of_stream.get(holder, ()))
             if each.worker == lease.worker
         ]
         ended = lease.until <= self._tables.now()
@@ -223,7 +227,7 @@ class Oracle:
 
     def _is_settled(self, call: Call) -> bool:
         """Return whether the table knows that a call has ended well."""
-        event = self.table.events.get(call.event_id)
+        event = self.table.row_of(call)
         return event is None or (event.status == DONE and event.replays == call.replays)
 
     def _judge_change(self, was: Event | None, event: Event) -> None:
@@ -233,7 +237,7 @@ class Oracle:
             event.replays += 1
         is_new = was is None or was.status != event.status
         if event.status == DONE and is_new and not self._has_ended_well(event):
-            self._report("done", f"{event} without a success of each listener")
+            self._report("done", f"{event} without a success of its listener")
         self._judge_attempts(event)
         if event.status == DEAD and is_new:
             self._judge_death(event)
@@ -241,13 +245,13 @@ class Oracle:
     def _judge_attempts(self, event: Event) -> None:
         failures = sum(
             each.outcome in FAILED or each.is_overdue(self._clock())
-            for each in self._of_event[event.id]
+            for each in self._of_row[event.id]
         )
         if event.attempts > min(failures, self._rules.max_attempts):
             self._report("attempts", f"{event} after {failures} failed calls")
 
     def _judge_death(self, event: Event) -> None:
-        calls = self._of_event[event.id]
+        calls = self._of_row[event.id]
         if any(each.outcome == "final" for each in calls):
             return
         lost = sum(each.outcome == "killed" or each.is_excused for each in calls)
@@ -257,16 +261,18 @@ class Oracle:
             self._report("innocent", f"{event} is dead, {lost} workers were lost in its calls")
 
     def _judge_idle(self) -> None:
-        blocked: set[str | None] = set()  # keys
+        blocked: set[str | None] = set()  # streams
         for event in sorted(self.table.events.values(), key=lambda each: each.seq):
             if event.status == DEAD and self._rules.dead_blocks:
-                blocked.add(event.key)
+                blocked.add(event.stream)
             if event.status in FINAL:
                 continue
-            if event.key is None:
+            if event.stream is None:
                 is_idle = event.due is None
             else:
-                is_idle = self.table.streams.get(event.key) is None and event.key not in blocked
+                is_idle = (
+                    self.table.streams.get(event.stream) is None and event.stream not in blocked
+                )
             if is_idle:
                 self._report("idle", f"{event} has no due time")
 
@@ -293,14 +299,18 @@ class Oracle:
 
     def _is_blocked(self, event: Event) -> bool:
         return self._rules.dead_blocks and any(
-            each.key == event.key and each.seq < event.seq and each.status == DEAD
+            each.stream == event.stream and each.seq < event.seq and each.status == DEAD
             for each in self.table.events.values()
-            if event.key is not None
+            if event.stream is not None
         )
 
     def finish(self) -> None:
         """Judge the end of a history, some time after its last fault."""
         self.look("")
+        for event in self.table.events.values():
+            titles = self._rules.listeners.get(event.type, frozenset())
+            if missing := [each for each in titles if digest(each) not in event.routes]:
+                self._report("route", f"{event} was not given to {missing}")
         for event in self.pending:
             self._report("stuck", f"{event} {self.table.lease_of(event)}")
         if not self.pending:

@@ -37,11 +37,6 @@ OWN = (
         edits=[("worker/settler.py", "if decision.spent:", "if False:")],
     ),
     Broken(
-        name="a paused listener behind which progress is forgotten",
-        kind="pauses",
-        edits=[("delivery/deliver.py", "return PAUSED if is_kept else", "return PAUSED if 1 else")],
-    ),
-    Broken(
         name="a claim's deadline from the end of its statement",
         edits=[
             (
@@ -307,17 +302,6 @@ OWN = (
                 "worker/stopping.py",
                 "            unstarted = self._held.unstarted()\n",
                 "            unstarted = self._held.running()\n",
-            )
-        ],
-    ),
-    Broken(
-        name="progress of a fan-out that is not kept",
-        kind="fan-out",
-        edits=[
-            (
-                "sql/sqlite/settle.py",
-                "progress = COALESCE(v.progress, e.progress)",
-                "progress = e.progress",
             )
         ],
     ),

@@ -20,6 +20,7 @@ VALUES: dict[str, Any] = {
     "created_at": NOW,
     "first_due_at": NOW,
     "event_type": "order.placed",
+    "listener": "order.placed",
     "aggregate_type": "",
     "payload": "{}",
     "status": 0,

@@ -13,13 +13,14 @@ from django_outbox.sql.values import Claimed
 from django_outbox.worker.claimer import Claimer
 from django_outbox.worker.pauses import KnownPauses
 from django_outbox.worker.pools import Pool, Pools
-from django_outbox.worker.queues import AsyncLoad, Decisions, Held, Offers
+from django_outbox.worker.queues import AsyncLoad, Decisions, Held, Offer, Offers
 from django_outbox.worker.streams import Streams
 from django_outbox.worker.throttle import ClaimThrottle
 from django_outbox.worker.wakeup import Wakeup
 from tests.unit.scripted import SCRIPTED, Clock, lease
 
 EVENT = outbox.Event(event_type="order.placed", payload={}).as_delivered("{}", lambda text: {})
+OFFER = Offer(EVENT.event_id, "order.placed", EVENT)
 
 
 class Worker:
@@ -35,7 +36,6 @@ class Worker:
             breaker=None,
             known_pauses=pauses,
             wakeup=wakeup,
-            alone=True,
         )
         pool.async_load = lambda: AsyncLoad(waiting=0, is_full=False)
         pools = Pools({"default": pool}, held=self.held, decisions=decisions, wakeup=wakeup)
@@ -77,7 +77,7 @@ def nothing_is_due(clock: Clock, dialect: Any, settings: Any) -> None:
 
 def test_an_offer_is_claimed_without_a_poll(dialect: Any) -> None:
     worker = Worker(dialect)
-    worker.offers.offer(EVENT)
+    worker.offers.offer(OFFER)
     assert worker.claims() == ["hot"]
     assert worker.claims() == []
 
@@ -85,7 +85,7 @@ def test_an_offer_is_claimed_without_a_poll(dialect: Any) -> None:
 def test_a_poll_follows_a_claim_of_offers_that_failed(dialect: Any) -> None:
     worker = Worker(dialect)
     dialect.claim.side_effect = [OperationalError("the server is gone"), Claimed([])]
-    worker.offers.offer(EVENT)
+    worker.offers.offer(OFFER)
     with pytest.raises(OperationalError):
         worker.claims()
     assert worker.claims() == ["poll"]
@@ -94,14 +94,14 @@ def test_a_poll_follows_a_claim_of_offers_that_failed(dialect: Any) -> None:
 def test_a_poll_follows_an_offer_that_is_paused(dialect: Any) -> None:
     dialect.pauses.return_value = frozenset([("event_type", EVENT.event_type)])
     worker = Worker(dialect)
-    worker.offers.offer(EVENT)
+    worker.offers.offer(OFFER)
     assert worker.claims() == ["poll"]
 
 
 def test_a_poll_follows_offers_for_which_no_thread_was_free(dialect: Any) -> None:
     worker = Worker(dialect)
     worker.held.add([lease()])
-    worker.offers.offer(EVENT)
+    worker.offers.offer(OFFER)
     assert worker.claims() == []
     worker.held.drop([*worker.held.unstarted()])
     assert worker.claims() == ["poll"]

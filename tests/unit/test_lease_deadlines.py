@@ -49,7 +49,6 @@ class Parts:
             "settings": self.settings,
             "decisions": Decisions(),
             "pools": self.pools,
-            "known_pauses": KnownPauses(),
             "connect": connection,
         }
 
@@ -85,7 +84,9 @@ def claim_known_event(parts: Parts) -> Callable[[], bool]:
 
 
 def claim_stream(parts: Parts) -> Callable[[], bool]:
-    streams = StreamClaims(streams=parts.streams, may_try=lambda: True, **parts.for_claims)
+    streams = StreamClaims(
+        streams=parts.streams, known_pauses=KnownPauses(), may_try=lambda: True, **parts.for_claims
+    )
     streams.claim({"default": 1})
     return parts.may_start
 
@@ -161,6 +162,6 @@ def test_a_lease_counts_from_before_its_statement(
         return answer
 
     getattr(dialect, statement).side_effect = execute
-    read = StreamRows(STREAM, 1, NOW, NOW, [row("a", KEYED, key=KEY, seq=1)])
+    read = StreamRows(STREAM, 1, NOW, NOW, [row("a", KEYED, key=KEY, stream=STREAM, seq=1)])
     dialect.read_streams.return_value = [read]
     assert act(Parts())() is is_ours

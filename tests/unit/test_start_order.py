@@ -11,7 +11,6 @@ import pytest
 
 from django_outbox.conf import Settings
 from django_outbox.delivery.lease import Lease
-from django_outbox.delivery.scope import Scope
 from django_outbox.listeners import registry
 from django_outbox.listeners.outcomes import DONE, LOST, Decision, Status
 from django_outbox.worker.batch_delivery import BatchDelivery
@@ -139,9 +138,10 @@ def test_a_batch_calls_nothing_behind_what_its_queue_turned_away(
             is_probing=False,
             ready=Ready(),
             may_start=lambda each: each.event_id not in turned_away,
-            scope=lambda each: Scope(None, frozenset()),
+            pauses=frozenset(),
+            report=None,
         ),
-        "pools": SimpleNamespace(take_back=lambda each: None, pass_on=lambda each, decision: True),
+        "pools": SimpleNamespace(settle=lambda each, decision: None),
         "streams": Leased(Held(30)).streams,
     }
     cleanup: Any = create_autospec(ConnectionCleanup, instance=True)

@@ -18,6 +18,7 @@ from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, connections, router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import Q
 
 from ... import hooks, transactions
 from ...conf import current
@@ -58,6 +59,7 @@ InvalidTaskBackend: Any = (
 logger = logging.getLogger("django_outbox")
 
 PREFIX = "task:"  # of the event type; the task's dotted path follows
+TITLE = f"{PREFIX}*"  # of the listener that runs them
 OPTIONS = ("database", "modules", "retry")
 
 
@@ -136,7 +138,8 @@ class OutboxBackend(BaseTaskBackend):  # type: ignore[misc, unused-ignore]
         ``TaskResultMismatch`` if this process does not have the task.
         """
         rows = OutboxEvent.objects.using(self._connection.alias).annotate(now=DatabaseNow())
-        row: Any = rows.filter(pk=result_id, event_type__startswith=PREFIX).first()
+        mine = Q(listener=TITLE) | Q(listener=None)  # others may listen to tasks, too
+        row: Any = rows.of_event(result_id).filter(mine, event_type__startswith=PREFIX).first()
         call = row and msgspec.json.decode(row.payload, type=Call)
         if row is None or call.backend != self.alias:
             raise exceptions.TaskResultDoesNotExist(result_id)
@@ -159,7 +162,8 @@ class OutboxBackend(BaseTaskBackend):  # type: ignore[misc, unused-ignore]
             task = self._load_task(event.event_type.removeprefix(PREFIX))
         except LookupError as error:
             return self._defer_unknown(event, error)
-        row: Any = OutboxEvent.objects.using(self._connection.alias).get(pk=event.event_id)
+        rows = OutboxEvent.objects.using(self._connection.alias)
+        row: Any = rows.of_event(event.event_id).get(listener=TITLE)
         call, runs = event.payload_as(Call), runs_of(row.result)
         owner = row.locked_by or self._owner_of_stream(row.stream)
         runs.start(owner, row.locked_at or row.created_at)
@@ -325,7 +329,7 @@ class _BackendRetry:
         return Fixed(max_attempts=1) if backend is None else backend.retry
 
 
-@registry.listener(f"{PREFIX}*", retry=_BackendRetry())
+@registry.listener(TITLE, retry=_BackendRetry())
 def run_task(event: Event) -> Dead | Defer | None:
     """Run a task with the backend that enqueued it."""
     backend: Any = api.task_backends[event.payload_as(Call).backend]

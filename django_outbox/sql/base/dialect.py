@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from .inspection import Inspection
-from .settle import Settling
+from .routes import Routing
 from .streams import StreamLeases
 from .upkeep import Upkeep
 
 
-class Dialect(Settling, StreamLeases, Upkeep, Inspection):
+class Dialect(Routing, StreamLeases, Upkeep, Inspection):
     """Every operation on the tables, in the SQL of one database."""

@@ -13,21 +13,24 @@ from typing import Any, NamedTuple
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...events import Event, stream_of
-from ...listeners.queues import first_queue
+from ...listeners.queues import Route, receipt_of, routes_of_new, row_id
 from ...queue_settings import DEFAULT_QUEUE
 from ..values import SQL, to_database, to_text
-from .sequence_numbers import SequenceNumbers
+from .sequence_numbers import Place, SequenceNumbers
 
 STATEMENT_BYTES = 4 * 1024 * 1024  # above max_allowed_packet, MariaDB drops the connection
-PARAMS_PER_ROW = 17
+PARAMS_PER_ROW = 19
 STATEMENT_PARAMS = 60_000  # PostgreSQL's protocol allows 65,535
 
 Written = tuple[Event, str, str | None]  # event, payload text, headers text
+New = tuple[Written, Route, SQL]  # a row: its event, its listener, and its seq
 NULL: SQL = ("NULL", [])
 # Columns with a parameter, or NULL; ``queue`` has a default instead.
 GIVEN = (
     "id",
     "event_id",
+    "listener",
+    "routes",
     "event_type",
     "aggregate_type",
     "payload",
@@ -56,36 +59,39 @@ class Shape(NamedTuple):
 class Inserting(SequenceNumbers):
     def insert(
         self, connection: BaseDatabaseWrapper, rows: Sequence[Written], *, may_clash: bool
-    ) -> int:
-        """Insert rows; return how many were inserted.
+    ) -> bool:
+        """Insert a row for each listener of each event; return whether all were inserted.
 
         With ``may_clash``, skip a row whose id or unique key exists. An error would break the
         caller's transaction.
         """
         (before, before_params), seqs = self._places(connection, rows)
+        new = [
+            (written, route, seq)
+            for written, seq in zip(rows, seqs, strict=True)
+            for route in routes_of_new(written[0])
+        ]
         count = 0
-        for part in _parts(connection, [*zip(rows, seqs, strict=True)]):
+        for part in _parts(connection, new):
             sql, params = self._insert_of(connection, part)
             count += self._insert(
                 connection, before + sql, before_params + params, may_clash=may_clash
             )
-        return count
+        return count == len(new)
 
     def _places(
         self, connection: BaseDatabaseWrapper, rows: Sequence[Written]
     ) -> tuple[SQL, list[SQL]]:
-        """Return the SQL to put before the INSERT, and that of each row's seq."""
+        """Return the SQL to put before the INSERT, and that of each event's seq.
+
+        The key's own stream is numbered first, whether it gets a row or not: writers of one key
+        wait there, so that they cannot lock its streams in different orders.
+        """
         keyed = [event for event, _, _ in rows if event.key is not None]
         if not keyed:
             return ("", []), [NULL] * len(rows)
-        counts = Counter(event.key for event in keyed)
-        queues = {event.key: queue_of_new(event) for event in reversed(keyed)}
-        places = [
-            (stream_of("", key), count, queues[key])
-            for key, count in counts.items()
-            if key is not None
-        ]
-        taken = self.number(connection, places)
+        taken = self.number(connection, own_places(keyed))
+        self.touch(connection, lane_places(keyed))
         seqs: list[SQL] = []
         for event, _, _ in reversed(rows):
             if event.key is None:
@@ -96,12 +102,10 @@ class Inserting(SequenceNumbers):
                 taken[stream] -= 1
         return ("", []), seqs[::-1]
 
-    def _insert_of(
-        self, connection: BaseDatabaseWrapper, rows: Sequence[tuple[Written, SQL]]
-    ) -> SQL:
+    def _insert_of(self, connection: BaseDatabaseWrapper, rows: Sequence[New]) -> SQL:
         shapes, params = [], []
-        for written, seq in rows:
-            shape, values = self._row(connection, written, seq)
+        for each in rows:
+            shape, values = self._row(connection, *each)
             shapes.append(shape)
             params += values
         # Leave out columns that are NULL in all rows: most events leave half of the columns NULL,
@@ -112,14 +116,19 @@ class Inserting(SequenceNumbers):
         return f"INSERT INTO {self._event(connection)} ({into}) VALUES ({cells})", params
 
     def _row(
-        self, connection: BaseDatabaseWrapper, written: Written, seq: SQL
+        self, connection: BaseDatabaseWrapper, written: Written, route: Route, seq: SQL
     ) -> tuple[Shape, list[Any]]:
         """Return which columns a row has, and its parameters in the order of ``COLUMNS``."""
         event, payload, headers = written
-        queue = queue_of_new(event)
+        is_first = route is routes_of_new(event)[0]
+        receipt = None
+        if route.title is not None:
+            receipt = receipt_of(event.aggregate_type, event.event_type)
         given = (
+            event.event_id if is_first else row_id(event.event_id, route.digest),
             event.event_id,
-            event.event_id,
+            route.title,
+            receipt,
             event.event_type,
             event.aggregate_type,
             payload,
@@ -127,10 +136,10 @@ class Inserting(SequenceNumbers):
             to_text(event.occurred_at, connection),
             event.aggregate_id,
             event.tenant_id,
-            event.unique_key,
+            event.unique_key if is_first else None,
             event.key,
-            None if event.key is None else stream_of("", event.key),
-            None if queue == DEFAULT_QUEUE else queue,
+            None if event.key is None else stream_of(route.lane, event.key),
+            None if route.queue == DEFAULT_QUEUE else route.queue,
         )
         due, due_params = self._due_time(connection, event)
         is_keyed, is_delayed = event.key is not None, event.is_delayed
@@ -192,24 +201,42 @@ def _sql_by_column(shape: Shape, now: str) -> dict[str, str]:
     return found
 
 
-def queue_of_new(event: Event) -> str:
-    """Return the queue that a new event waits in, by the listeners of this process."""
-    return first_queue(event.aggregate_type, event.event_type)
+def own_places(keyed: Sequence[Event]) -> list[Place]:
+    """Return the places that events take in the streams of their keys."""
+    counts = Counter(each.key for each in keyed)
+    queues: dict[str | None, str] = {}
+    for event in keyed:
+        for route in routes_of_new(event):
+            if not route.lane:
+                queues.setdefault(event.key, route.queue)
+    return [
+        (stream_of("", key), count, queues.get(key))
+        for key, count in counts.items()
+        if key is not None
+    ]
 
 
-def _parts(
-    connection: BaseDatabaseWrapper, rows: list[tuple[Written, SQL]]
-) -> Iterator[list[tuple[Written, SQL]]]:
+def lane_places(keyed: Sequence[Event]) -> list[Place]:
+    """Return the further streams that events wait in: those of other lanes than the key's own."""
+    found: dict[str, str] = {}
+    for event in keyed:
+        for route in routes_of_new(event):
+            if route.lane and event.key is not None:
+                found.setdefault(stream_of(route.lane, event.key), route.queue)
+    return [(stream, 1, queue) for stream, queue in found.items()]
+
+
+def _parts(connection: BaseDatabaseWrapper, rows: list[New]) -> Iterator[list[New]]:
     """Split rows into statements below 4 MB and the database's limit of parameters."""
     if len(rows) == 1:
         yield rows
         return
     most = connection.features.max_query_params or STATEMENT_PARAMS
     most = min(most, STATEMENT_PARAMS) // PARAMS_PER_ROW
-    part: list[tuple[Written, SQL]] = []
+    part: list[New] = []
     size = 0
     for row in rows:
-        (_, payload, headers), _ = row
+        (_, payload, headers), *_ = row
         length = 4 * (len(payload) + len(headers or "")) + 1000
         if part and (len(part) >= most or size + length > STATEMENT_BYTES):
             yield part

@@ -18,8 +18,9 @@ from ...queue_settings import DEFAULT_QUEUE
 from ..values import marks
 from .statements import Statements
 
-# Sorted streams, how many numbers each needs, and the queue of its first new event.
-Places = Sequence[tuple[str, int, str]]
+# A stream, how many numbers it needs, and the queue of its first new event; None: it gets none.
+Place = tuple[str, int, str | None]
+Places = Sequence[Place]
 
 STREAMS = 190  # per statement: with five parameters each, below the limit of 999 in old SQLite
 
@@ -44,6 +45,11 @@ class SequenceNumbers(Statements):
             last.update(self._number(connection, some))
         return last
 
+    def touch(self, connection: BaseDatabaseWrapper, places: Places) -> None:
+        """Give streams that get events a new version, and make them due."""
+        for some in _parts(places):
+            self._run(connection, *self._upsert(connection, some, due=due_of_followers()))
+
     def wake_streams(self, connection: BaseDatabaseWrapper, streams: Sequence[str]) -> None:
         """Give streams a new version and make them due, even if purged or waiting for a retry."""
         for places in _parts([(stream, 1, DEFAULT_QUEUE) for stream in dict.fromkeys(streams)]):
@@ -64,8 +70,12 @@ class SequenceNumbers(Statements):
         self, connection: BaseDatabaseWrapper, places: Places, *, due: str
     ) -> tuple[str, list[Any]]:
         """Return the statement and its parameters. It locks rows in the order of ``places``."""
-        rows = ", ".join([f"(%s, %s, %s, {self.now_micros} + %s, {self.now}, %s)"] * len(places))
+        rows = ", ".join(
+            f"(%s, %s, %s, {self.now_micros} + %s, {'NULL' if queue is None else self.now}, %s)"
+            for _, _, queue in places
+        )
         idle = IF_IDLE.format(row="st.", new="EXCLUDED.queue")
+        due = due_unless_left_out(due, places, new="EXCLUDED.due_at")
         sql = (
             f"INSERT INTO {self._stream(connection)} AS st "
             f"(stream, key, lane, seq, due_at, queue) VALUES {rows} "
@@ -81,8 +91,15 @@ def upsert_values(places: Places) -> list[Any]:
     return [
         value
         for stream, count, queue in places
-        for value in (stream, *reversed(split_stream(stream)), count - 1, queue)
+        for value in (stream, *reversed(split_stream(stream)), count - 1, queue or DEFAULT_QUEUE)
     ]
+
+
+def due_unless_left_out(due: str, places: Places, *, new: str) -> str:
+    """Return the due time of streams of which some get no event; ``new`` is NULL for these."""
+    if all(queue is not None for _, _, queue in places):
+        return due
+    return f"CASE WHEN {new} IS NULL THEN {{row}}due_at ELSE {due} END"
 
 
 def due_of_followers() -> str:

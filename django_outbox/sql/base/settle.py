@@ -11,7 +11,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...listeners.history import Entry, addition
 from ...listeners.outcomes import DONE, Decision, Status
-from ..values import AsRead, LeaseKind
+from ..values import LeaseKind
 from .claim import EventLeases
 
 
@@ -28,11 +28,11 @@ class Settling(EventLeases):
         decisions: Sequence[tuple[str, Decision]],
         kind: LeaseKind = LeaseKind.ROW,
         delete_done: bool = False,
-        as_read: AsRead | None = None,
+        attempts: int | None = None,
     ) -> int:
         """Write decisions of any kind; return how many rows ``me`` still held.
 
-        A group commit needs no ``as_read``: the decision of an abandoned thread never leaves it.
+        A group commit needs no ``attempts``: the decision of an abandoned thread never leaves it.
         An atomic listener needs it: its own transaction could still commit after that.
         """
         # Of ``done``, only the rows' ends are to be written, or the rows are deleted.
@@ -46,12 +46,12 @@ class Settling(EventLeases):
                 others.append(each)
         count = 0
         if done and delete_done:
-            count = self.delete_done(connection, me=me, ids=done, kind=kind, as_read=as_read)
+            count = self.delete_done(connection, me=me, ids=done, kind=kind, attempts=attempts)
         if count < len(done):
-            count += self.settle_done(connection, me=me, ids=done, kind=kind, as_read=as_read)
+            count += self.settle_done(connection, me=me, ids=done, kind=kind, attempts=attempts)
         for start in range(0, len(others), self.rows_per_settle):
             some = others[start : start + self.rows_per_settle]
-            count += self.settle(connection, me=me, decisions=some, kind=kind, as_read=as_read)
+            count += self.settle(connection, me=me, decisions=some, kind=kind, attempts=attempts)
         return count
 
     def settle_done(
@@ -61,11 +61,11 @@ class Settling(EventLeases):
         me: str,
         ids: Sequence[str],
         kind: LeaseKind = LeaseKind.ROW,
-        as_read: AsRead | None = None,
+        attempts: int | None = None,
     ) -> int:
         """Mark rows DONE; return how many ``me`` still held. Repeating it changes nothing."""
         one_of, given = self._one_of(ids)
-        fence, params = self._fence(connection, me, kind, as_read)
+        fence, params = self._fence(connection, me, kind, attempts)
         return self._run(
             connection,
             f"""UPDATE {self._event_by_id(connection)} SET status = 1, done_at = {self.now},
@@ -81,11 +81,11 @@ class Settling(EventLeases):
         me: str,
         ids: Sequence[str],
         kind: LeaseKind = LeaseKind.ROW,
-        as_read: AsRead | None = None,
+        attempts: int | None = None,
     ) -> int:
         """Delete rows that are done; keep those with a unique key, which must stay reserved."""
         one_of, given = self._one_of(ids)
-        fence, params = self._fence(connection, me, kind, as_read)
+        fence, params = self._fence(connection, me, kind, attempts)
         return self._run(
             connection,
             f"""DELETE {self.deleted_by_id.format(self._event(connection))}
@@ -101,7 +101,7 @@ class Settling(EventLeases):
         me: str,
         decisions: Sequence[tuple[str, Decision]],
         kind: LeaseKind = LeaseKind.ROW,
-        as_read: AsRead | None = None,
+        attempts: int | None = None,
     ) -> int:
         """Write retries, deferrals and dead events; return how many rows ``me`` still held."""
 
@@ -124,26 +124,6 @@ class Settling(EventLeases):
             WHERE {one_of} AND {fence}""",
             [*addition(entry), *given, *params],
         )
-
-    def keep_progress(
-        self,
-        connection: BaseDatabaseWrapper,
-        *,
-        me: str,
-        row_id: str,
-        progress: str,
-        as_read: AsRead,
-        kind: LeaseKind = LeaseKind.ROW,
-    ) -> bool:
-        """Write a fan-out's progress; return whether ``me`` still held the row, and as read."""
-        fence, params = self._fence(connection, me, kind, as_read)
-        written = self._run(
-            connection,
-            f"""UPDATE {self._event_by_id(connection)} SET progress = %s
-            WHERE id = %s AND {fence}""",
-            [progress, row_id, *params],
-        )
-        return written == 1
 
     @contextmanager
     def read_committed(self, connection: BaseDatabaseWrapper) -> Iterator[None]:

@@ -11,7 +11,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...conf import table_name
 from ...events import stored_instant
-from ..values import SQL, AsRead, LeaseKind, to_database
+from ..values import SQL, LeaseKind, to_database
 
 
 class Statements(ABC):
@@ -81,13 +81,13 @@ class Statements(ABC):
         connection: BaseDatabaseWrapper,
         me: str,
         kind: LeaseKind = LeaseKind.ROW,
-        as_read: AsRead | None = None,
+        attempts: int | None = None,
         *,
         of: str = "",
     ) -> tuple[str, list[Any]]:
         """Return the condition that ``me`` owns an unsettled row, and its parameters.
 
-        A worker that has lost the lease changes nothing. With ``as_read``, a thread whose call was
+        A worker that has lost the lease changes nothing. With ``attempts``, a thread whose call was
         given up changes nothing either. ``of`` is the event table's alias.
         """
         event = of or self._event(connection)
@@ -100,10 +100,6 @@ class Statements(ABC):
                 f"owned WHERE owned.stream = {event}.stream AND owned.locked_by = %s"
                 f"{self.owned_by_key})"
             )
-        if as_read is None:
+        if attempts is None:
             return fence, [me]
-        attempts, progress = as_read
-        fence += f" AND {event}.attempts = %s"
-        if progress is None:
-            return f"{fence} AND {event}.progress IS NULL", [me, attempts]
-        return f"{fence} AND {event}.progress = %s", [me, attempts, progress]
+        return f"{fence} AND {event}.attempts = %s", [me, attempts]

@@ -58,7 +58,7 @@ class Upkeep(Inserting, EventLeases):
                 queue, column="available_at", after=after, until=(self.now, [])
             )
             selects.append(
-                "SELECT * FROM (SELECT event_type, aggregate_type, progress, id, "
+                "SELECT * FROM (SELECT event_type, listener, id, "
                 f"{self._in_utc('available_at')} AS due_at, queue, {self._in_utc(self.now)} AS now "
                 f"FROM {self._events_by_due(connection)} WHERE {due} {behind} "
                 f"ORDER BY {self.by_queue}available_at, id LIMIT %s) due"

@@ -10,14 +10,15 @@ from django.db import OperationalError, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...listeners.outcomes import Decision
-from ..base.settle import Settling
-from ..values import AsRead, LeaseKind, marks, plain
+from ..base.routes import Routing
+from ..values import LeaseKind, marks, plain
 
 
-class MySQLSettling(Settling):
+class MySQLSettling(Routing):
     rows_per_settle = 100  # a CASE with a branch per row makes the cost quadratic
     deleted_by_id = "{0} FROM {0} FORCE INDEX (PRIMARY)"
     joined = "CONCAT({}, {})"
+    skip_known = " ON DUPLICATE KEY UPDATE id = VALUES(id)"
 
     # FORCE INDEX: the optimizer would scan a small table, and so wait for all locked rows.
 
@@ -28,9 +29,9 @@ class MySQLSettling(Settling):
         me: str,
         decisions: Sequence[tuple[str, Decision]],
         kind: LeaseKind = LeaseKind.ROW,
-        as_read: AsRead | None = None,
+        attempts: int | None = None,
     ) -> int:
-        fence, params = self._fence(connection, me, kind, as_read)
+        fence, params = self._fence(connection, me, kind, attempts)
         ids = [row_id for row_id, _ in decisions]
         case = "CASE id " + "WHEN %s THEN %s " * len(ids) + "END"
         times = "CASE id " + f"WHEN %s THEN {self.now_plus} " * len(ids) + "END"
@@ -52,15 +53,14 @@ class MySQLSettling(Settling):
                 status = {case}, attempts = attempts + {case}, rescues = 0,
                 {kind.value} = {times}, done_at = {end},
                 last_error = COALESCE({case}, last_error), cause = COALESCE({case}, cause),
-                history = COALESCE({case}, history), progress = COALESCE({case}, progress),
-                queue = COALESCE({case}, queue),
+                history = COALESCE({case}, history), queue = COALESCE({case}, queue),
                 locked_by = NULL, locked_at = NULL
             WHERE id IN ({marks(ids)}) AND attempts = COALESCE({case}, attempts)
             AND {fence}""",
             [
                 *each("status", "spent", "delay"),
                 *ended,
-                *each("error", "cause", "history", "progress", "queue"),
+                *each("error", "cause", "history", "queue"),
                 *ids,
                 *each("attempts"),
                 *params,

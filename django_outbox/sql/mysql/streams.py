@@ -12,7 +12,13 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from ...conf import index_name
 from ...events import stored_instant
 from ..base.insert import Inserting
-from ..base.sequence_numbers import IF_IDLE, Places, due_of_followers, upsert_values
+from ..base.sequence_numbers import (
+    IF_IDLE,
+    Places,
+    due_of_followers,
+    due_unless_left_out,
+    upsert_values,
+)
 from ..base.streams import StreamLeases
 from ..values import (
     KEYED,
@@ -62,15 +68,19 @@ class MySQLStreams(StreamLeases, Inserting):
         self, connection: BaseDatabaseWrapper, places: Places, *, due: str
     ) -> tuple[str, list[Any]]:
         stream = self._stream(connection)
-        row = f"(%s, %s, %s, LAST_INSERT_ID({self.now_micros} + %s), {self.now}, %s)"
+        rows = ", ".join(
+            f"(%s, %s, %s, LAST_INSERT_ID({self.now_micros} + %s), "
+            f"{'NULL' if queue is None else self.now}, %s)"
+            for _, _, queue in places
+        )
         # MySQL warns about VALUES() on each statement; MariaDB has no row alias.
         is_mariadb = connection.mysql_is_mariadb  # type: ignore[attr-defined]
         alias, new = ("", "VALUES({})") if is_mariadb else (" AS new", "new.{}")
         idle = IF_IDLE.format(row=f"{stream}.", new=new.format("queue"))
+        due = due_unless_left_out(due, places, new=new.format("due_at"))
         sql = (
             f"INSERT INTO {stream} (stream, `key`, lane, seq, due_at, queue) "
-            f"VALUES {', '.join([row] * len(places))}"
-            f"{alias} ON DUPLICATE KEY UPDATE queue = {idle}, "
+            f"VALUES {rows}{alias} ON DUPLICATE KEY UPDATE queue = {idle}, "
             f"seq = LAST_INSERT_ID({stream}.seq + 1 + {new.format('seq')} - {self.now_micros}), "
             f"due_at = {due.format(row=f'{stream}.', now=self.now)}"
         )

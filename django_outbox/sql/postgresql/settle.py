@@ -11,13 +11,13 @@ from django.db import transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...listeners.outcomes import Decision
-from ..base.settle import Settling
-from ..values import SETTLED, AsRead, LeaseKind, settle_values
+from ..base.routes import Routing
+from ..values import SETTLED, LeaseKind, settle_values
 
-TYPES = ("text", "smallint", "int", "float8", *["text"] * 5, "int")  # of ``SETTLED``
+TYPES = ("text", "smallint", "int", "float8", *["text"] * 4, "int")  # of ``SETTLED``
 
 
-class PostgresSettling(Settling):
+class PostgresSettling(Routing):
     def __init__(self) -> None:
         self._read_committed: WeakSet[Any] = WeakSet()  # driver connections at this level
 
@@ -28,9 +28,9 @@ class PostgresSettling(Settling):
         me: str,
         decisions: Sequence[tuple[str, Decision]],
         kind: LeaseKind = LeaseKind.ROW,
-        as_read: AsRead | None = None,
+        attempts: int | None = None,
     ) -> int:
-        fence, params = self._fence(connection, me, kind, as_read, of="e")
+        fence, params = self._fence(connection, me, kind, attempts, of="e")
         rows = ", ".join([f"({', '.join(f'%s::{each}' for each in TYPES)})"] * len(decisions))
         return self._run(
             connection,
@@ -40,8 +40,7 @@ class PostgresSettling(Settling):
                 {kind.value} = {self.now} + v.delay * interval '1 second',
                 done_at = CASE WHEN v.delay IS NULL THEN {self.now} END,
                 last_error = COALESCE(v.error, e.last_error), cause = COALESCE(v.cause, e.cause),
-                history = COALESCE(v.history, e.history),
-                progress = COALESCE(v.progress, e.progress), queue = COALESCE(v.queue, e.queue),
+                history = COALESCE(v.history, e.history), queue = COALESCE(v.queue, e.queue),
                 locked_by = NULL, locked_at = NULL
             FROM v WHERE e.id = v.id
             AND e.attempts = COALESCE(v.attempts, e.attempts) AND {fence}""",

@@ -9,8 +9,8 @@ from typing import Any
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...conf import CENTURY
-from ...events import stored_instant, stream_of
-from ..base.insert import Inserting, Written, queue_of_new
+from ...events import stored_instant
+from ..base.insert import Inserting, Written, lane_places, own_places
 from ..base.sequence_numbers import Places, due_of_followers
 from ..base.streams import StreamLeases
 from ..values import (
@@ -35,10 +35,9 @@ class PostgresStreams(StreamLeases, Inserting):
     ) -> tuple[SQL, list[SQL]]:
         """Number a single event in the statement that inserts it."""
         event = rows[0][0]
-        if event.key is None or len(rows) > 1:
+        if event.key is None or len(rows) > 1 or lane_places([event]):
             return super()._places(connection, rows)
-        place = (stream_of("", event.key), 1, queue_of_new(event))
-        upsert, params = self._upsert(connection, [place], due=due_of_followers())
+        upsert, params = self._upsert(connection, own_places([event]), due=due_of_followers())
         return (f"WITH s AS ({upsert} RETURNING seq) ", params), [("(SELECT seq FROM s)", [])]
 
     def _number(self, connection: BaseDatabaseWrapper, places: Places) -> Mapping[str, int]:

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...listeners.outcomes import Decision
-from ..base.settle import Settling
-from ..values import SETTLED, AsRead, LeaseKind, marks, settle_values
+from ..base.routes import Routing
+from ..values import SETTLED, LeaseKind, marks, settle_values
 
 
-class SQLiteSettling(Settling):
+class SQLiteSettling(Routing):
+    row_lock = ""
+
     def settle(
         self,
         connection: BaseDatabaseWrapper,
@@ -19,9 +21,9 @@ class SQLiteSettling(Settling):
         me: str,
         decisions: Sequence[tuple[str, Decision]],
         kind: LeaseKind = LeaseKind.ROW,
-        as_read: AsRead | None = None,
+        attempts: int | None = None,
     ) -> int:
-        fence, params = self._fence(connection, me, kind, as_read, of="e")
+        fence, params = self._fence(connection, me, kind, attempts, of="e")
         rows = ", ".join([f"({marks(SETTLED)})"] * len(decisions))
         columns = ", ".join(f"column{n} AS {name}" for n, name in enumerate(SETTLED, 1))
         due = self.now_plus.replace("%s", "v.delay")
@@ -33,8 +35,7 @@ class SQLiteSettling(Settling):
                 status = v.status, attempts = e.attempts + v.spent, rescues = 0,
                 {kind.value} = {due}, done_at = CASE WHEN v.delay IS NULL THEN {self.now} END,
                 last_error = COALESCE(v.error, e.last_error), cause = COALESCE(v.cause, e.cause),
-                history = COALESCE(v.history, e.history),
-                progress = COALESCE(v.progress, e.progress), queue = COALESCE(v.queue, e.queue),
+                history = COALESCE(v.history, e.history), queue = COALESCE(v.queue, e.queue),
                 locked_by = NULL, locked_at = NULL
             FROM (
                 SELECT {columns} FROM (VALUES {rows})) AS v

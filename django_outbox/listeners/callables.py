@@ -1,0 +1,55 @@
+"""What is asked of a callable: its name and place, whether it is async, what it takes."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+
+def qualified_name(call: Callable[..., Any]) -> str:
+    """Return module and qualified name of a callable."""
+    call = _unwrap_partial(call)
+    named = call if hasattr(call, "__qualname__") else type(call)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def location(call: Callable[..., Any]) -> str:
+    """Return name and source location of a callable."""
+    call = inspect.unwrap(_unwrap_partial(call))
+    of_object = getattr(type(call), "__call__", None)  # noqa: B004 - as in is_async
+    code = getattr(call, "__code__", None) or getattr(of_object, "__code__", None)
+    return f"{qualified_name(call)}{f' ({code.co_filename}:{code.co_firstlineno})' if code else ''}"
+
+
+def is_async(call: Callable[..., Any]) -> bool:
+    """Return whether a callable has to be awaited."""
+    of_object = getattr(call, "__call__", None)  # noqa: B004 - an object's own call, not the test for one
+    return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(of_object)
+
+
+def fault(call: Callable[..., Any], expected: str, *arguments: object) -> str | None:
+    """Return why a call with these arguments would fail or do nothing; None if it would not."""
+    if _is_generator_function(call):
+        return f"{location(call)} is a generator function: a call would run nothing of it."
+    try:
+        inspect.signature(call).bind(*arguments)
+    except TypeError:
+        return f"{location(call)} does not take {expected}."
+    except ValueError:  # a builtin without a signature
+        return None
+    return None
+
+
+def _is_generator_function(call: Callable[..., Any]) -> bool:
+    return any(
+        inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each)
+        for each in (call, getattr(call, "__call__", None))  # noqa: B004 - as in is_async
+    )
+
+
+def _unwrap_partial(call: Callable[..., Any]) -> Callable[..., Any]:
+    while isinstance(call, functools.partial):
+        call = call.func
+    return call

@@ -1,0 +1,87 @@
+"""Routing at the claim: rows for the listeners that an event's writer did not know."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from ...listeners.queues import Route
+from ..values import LeaseKind
+from .settle import Settling
+
+# What a further row has of the row that it is made from.
+COPIED = (
+    *("event_id", "event_type", "aggregate_type", "aggregate_id", "tenant_id", "payload"),
+    *("headers", "occurred_at", "created_at", "key", "seq"),
+)
+
+
+class Routing(Settling):
+    skip_known = " ON CONFLICT (id) DO NOTHING"  # end of an INSERT of rows that may exist
+    row_lock = " FOR UPDATE"
+
+    def route_rows(
+        self,
+        connection: BaseDatabaseWrapper,
+        *,
+        me: str,
+        ids: Sequence[str],
+        route: Route,
+        receipt: str,
+        kind: LeaseKind = LeaseKind.ROW,
+    ) -> int:
+        """Give rows that are not routed to a listener; return how many ``me`` still held."""
+        (one_of, given), (fence, params) = self._one_of(ids), self._fence(connection, me, kind)
+        stream = f"CASE WHEN {self.key} IS NOT NULL THEN {self.joined.format('%s', self.key)} END"
+        return self._run(
+            connection,
+            f"""UPDATE {self._event_by_id(connection)} SET
+                listener = %s, routes = %s, queue = %s, stream = {stream}
+            WHERE {one_of} AND listener IS NULL AND {fence}""",
+            [route.title, receipt, route.queue, f"{route.lane}:", *given, *params],
+        )
+
+    def add_rows(
+        self, connection: BaseDatabaseWrapper, *, ids: Sequence[str], route: Route, receipt: str
+    ) -> None:
+        """Insert a row for a further listener of the events of these rows, due now.
+
+        Only of rows with this receipt: the transaction has just given it to them.
+        """
+        one_of, given = self._one_of(ids)
+        copied = ", ".join(self.key if each == "key" else each for each in COPIED)
+        table, joined, key = self._event(connection), self.joined, self.key
+        self._run(
+            connection,
+            f"""INSERT INTO {table} (id, listener, routes, queue, stream, first_due_at,
+                available_at, deliver_at, status, attempts, rescues, {copied})
+            SELECT {joined.format("event_id", "%s")}, %s, %s, %s,
+                CASE WHEN {key} IS NOT NULL THEN {joined.format("%s", key)} END, {self.now},
+                CASE WHEN {key} IS NULL THEN {self.now} END,
+                CASE WHEN {key} IS NULL THEN deliver_at END, 0, 0, 0, {copied}
+            FROM {table} WHERE {one_of} AND routes = %s{self.skip_known}""",
+            [
+                *(f".{route.digest}", route.title, receipt, route.queue, f"{route.lane}:"),
+                *given,
+                receipt,
+            ],
+        )
+
+    def lock_event(self, connection: BaseDatabaseWrapper, event_id: str) -> dict[str, str]:
+        """Lock the rows of an event, in the order of their ids; return the receipt of each."""
+        with connection.cursor() as cursor:
+            cursor.execute(
+                f"""SELECT id, routes FROM {self._event_by_id(connection)}
+                WHERE id >= %s AND id < %s AND event_id = %s ORDER BY id{self.row_lock}""",
+                [event_id, f"{event_id}/", event_id],
+            )
+            return {row_id: routes or "" for row_id, routes in cursor.fetchall()}
+
+    def note_receipt(
+        self, connection: BaseDatabaseWrapper, *, ids: Sequence[str], receipt: str
+    ) -> None:
+        """Write a receipt into locked rows."""
+        one_of, given = self._one_of(ids)
+        sql = f"UPDATE {self._event_by_id(connection)} SET routes = %s WHERE {one_of}"
+        self._run(connection, sql, [receipt, *given])

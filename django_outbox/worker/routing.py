@@ -1,0 +1,93 @@
+"""Routing at the claim: what an event's writer did not know of its listeners is made up for.
+
+A row that is not routed becomes that of its first listener; the others get rows made from it. The
+receipt in each row of an event says which listeners have been given it, so none is given it twice.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from ..delivery.lease import Lease
+from ..events import stream_of
+from ..listeners.queues import UNROUTED, Route, missing_of, receipt_of, routes_of
+from ..sql import dialect_of
+from ..sql.base.sequence_numbers import Place
+from ..sql.base.transactions import all_or_nothing
+
+
+def is_whole(lease: Lease) -> bool:
+    """Return whether an event was given to all listeners that this process has for it."""
+    if lease.listener is None and routes_of(lease.aggregate_type, lease.event_type)[0] != UNROUTED:
+        return False
+    return not missing_of(lease.aggregate_type, lease.event_type, lease.routes)
+
+
+def complete(connection: BaseDatabaseWrapper, leases: Iterable[Lease]) -> set[str]:
+    """Give events to the listeners that they lack; return the queues that got rows.
+
+    A row with a key that was not routed is in another stream afterwards: not to be delivered now.
+    """
+    queues: set[str] = set()
+    unrouted: defaultdict[tuple[str, str, str], list[Lease]] = defaultdict(list)
+    for lease in leases:
+        if is_whole(lease):
+            continue
+        if lease.listener is None:
+            kind = lease.aggregate_type, lease.event_type, lease.queue_in_row
+            unrouted[kind].append(lease)
+        else:
+            queues |= _complete(connection, lease)
+    for some in unrouted.values():
+        queues |= _route(connection, some)
+    return queues
+
+
+def _route(connection: BaseDatabaseWrapper, leases: Sequence[Lease]) -> set[str]:
+    """Route rows of one type that are not routed."""
+    one = leases[0]
+    routes = routes_of(one.aggregate_type, one.event_type)
+    receipt = receipt_of(one.aggregate_type, one.event_type)
+    first = next((each for each in routes if each.queue == one.queue_in_row), routes[0])
+    dialect, ids = dialect_of(connection), [each.id for each in leases]
+    with all_or_nothing(connection):
+        dialect.touch(connection, _places(leases, routes))
+        dialect.route_rows(
+            connection, me=one.owner, ids=ids, route=first, receipt=receipt, kind=one.kind
+        )
+        for each in routes:
+            if each is not first:
+                dialect.add_rows(connection, ids=ids, route=each, receipt=receipt)
+    for lease in leases:
+        lease.listener, lease.routes = first.title, receipt
+    return {each.queue for each in routes}
+
+
+def _complete(connection: BaseDatabaseWrapper, lease: Lease) -> set[str]:
+    """Give one event to the listeners that it lacks.
+
+    All its rows are locked in one order: what other workers have added is in the receipt of each.
+    """
+    dialect = dialect_of(connection)
+    with all_or_nothing(connection):
+        missing = missing_of(lease.aggregate_type, lease.event_type, lease.routes)
+        dialect.touch(connection, _places([lease], missing))
+        receipts = dialect.lock_event(connection, lease.event_id)
+        given = {each for text in receipts.values() for each in text.split()}
+        missing = missing_of(lease.aggregate_type, lease.event_type, " ".join(given))
+        receipt = " ".join(sorted({*given, *(each.digest for each in missing)}))
+        if lease.id in receipts:
+            dialect.note_receipt(connection, ids=[*receipts], receipt=receipt)
+            for each in missing:
+                dialect.add_rows(connection, ids=[lease.id], route=each, receipt=receipt)
+    lease.routes = receipt
+    return {each.queue for each in missing}
+
+
+def _places(leases: Sequence[Lease], routes: Sequence[Route]) -> list[Place]:
+    """Return the streams in which the rows of events with a key are to wait."""
+    keys = dict.fromkeys(each.key for each in leases if each.key is not None)
+    return [(stream_of(each.lane, key), 1, each.queue) for key in keys for each in routes]

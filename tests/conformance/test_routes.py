@@ -1,0 +1,265 @@
+"""The SQL of routing: rows for listeners that an event's writer did not know, each given once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+
+import django_outbox as outbox
+from django_outbox.listeners import registry
+from django_outbox.listeners.outcomes import Status
+from django_outbox.listeners.queues import Route
+from django_outbox.models import OutboxEvent, OutboxStream
+from django_outbox.sql import dialect_of
+from django_outbox.sql.values import LeaseKind
+from tests.table import (
+    PLACED,
+    claim,
+    end_leases,
+    in_thread,
+    insert,
+    keyed,
+    listening,
+    now,
+    row,
+    statuses,
+    stream_claim,
+    write,
+)
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+MAIL = Route("order.placed mail", "a" * 16, "letters", "mail")
+PLAIN = Route(PLACED, "b" * 16, "default", "")
+RECEIPT = f"{MAIL.digest} {PLAIN.digest}"
+ROUTE_COLUMNS = ("id", "event_id", "listener", "routes", "queue", "stream")
+
+
+def dialect() -> Any:
+    return dialect_of(connection)
+
+
+def route_rows(*ids: str, me: str = "me", **more: Any) -> int:
+    given = {"route": PLAIN, "receipt": RECEIPT, **more}
+    return int(dialect().route_rows(connection, me=me, ids=ids, **given))
+
+
+def add_rows(*ids: str, route: Route = MAIL, receipt: str = RECEIPT) -> int:
+    """Insert further rows; return how many there are now that were not before."""
+    before = OutboxEvent.objects.count()
+    dialect().add_rows(connection, ids=ids, route=route, receipt=receipt)
+    return OutboxEvent.objects.count() - before
+
+
+def routes(event_id: str) -> list[Any]:
+    """Return the columns by which the rows of an event differ, its first row first."""
+    rows = OutboxEvent.objects.filter(event_id=event_id).order_by("pk")
+    return [*rows.values_list(*ROUTE_COLUMNS)]
+
+
+def take_stream(me: str = "me") -> None:
+    dialect().claim_streams(connection, stream_claim(me))
+
+
+# -- route_rows ------------------------------------------------------------------------------------
+
+
+def test_a_leased_row_becomes_that_of_a_listener() -> None:
+    (event_id,) = insert()
+    claim()
+    before = OutboxEvent.objects.values().get()
+    assert route_rows(event_id, route=MAIL) == 1
+    assert routes(event_id) == [(event_id, event_id, MAIL.title, RECEIPT, "letters", None)]
+    given = {"listener": MAIL.title, "routes": RECEIPT, "queue": "letters"}
+    assert OutboxEvent.objects.values().get() == before | given  # the lease too is as it was
+
+
+def test_the_row_of_a_key_goes_into_the_stream_of_the_lane() -> None:
+    (event_id,) = keyed("order 7")
+    take_stream()
+    assert route_rows(event_id, route=MAIL, kind=LeaseKind.STREAM) == 1
+    assert row(event_id).stream == "mail:order 7"
+    assert (row(event_id).key, row(event_id).seq) == ("order 7", 1)
+
+
+FENCES: dict[str, Callable[[], dict[str, Any]]] = {
+    "not leased": lambda: {"locked_by": None},
+    "another's": lambda: {"locked_by": "another"},
+    "done": lambda: {"status": Status.DONE},
+    "dead": lambda: {"status": Status.DEAD},
+    "routed": lambda: {"listener": PLACED, "routes": PLAIN.digest},
+}
+
+
+@pytest.mark.parametrize("name", FENCES)
+def test_only_the_owner_routes_a_row_and_only_once(name: str) -> None:
+    mine, other = insert(2)
+    claim()
+    OutboxEvent.objects.filter(pk=other).update(**FENCES[name]())
+    before = OutboxEvent.objects.filter(pk=other).values().get()
+    assert route_rows(mine, other) == 1
+    assert OutboxEvent.objects.filter(pk=other).values().get() == before
+    assert route_rows(mine) == 0
+    assert add_rows(mine, other) == 1  # none of a row that the same transaction could not route
+    assert len(routes(other)) == 1
+
+
+@pytest.mark.parametrize("owner", [None, "another"])
+def test_only_the_owner_of_its_stream_routes_the_row_of_a_key(owner: str | None) -> None:
+    (event_id,) = keyed("a")
+    take_stream()
+    OutboxStream.objects.update(locked_by=owner)
+    assert route_rows(event_id, kind=LeaseKind.STREAM) == 0
+    assert row(event_id).listener is None
+
+
+# -- add_rows --------------------------------------------------------------------------------------
+
+
+def test_a_further_row_is_new_and_due_and_has_what_the_event_has() -> None:
+    given = {
+        "event_type": "order.paid",
+        "aggregate_type": "shop.Order",
+        "aggregate_id": "7",
+        "tenant_id": "north",
+        "payload": '{"sku": "☕"}',
+        "headers": '{"trace": "1"}',
+    }
+    long_ago = now() - timedelta(days=2)
+    state = {"attempts": 3, "rescues": 1, "unique_key": "once", "last_error": "E: no"}
+    (event_id,) = insert(due=-90, occurred_at=long_ago, created_at=long_ago, **given, **state)
+    claim()
+    route_rows(event_id)
+    before = now()
+    assert add_rows(event_id) == 1
+    further = OutboxEvent.objects.exclude(pk=event_id).get()
+    assert routes(event_id)[1] == (
+        f"{event_id}.{MAIL.digest}",
+        *(event_id, MAIL.title, RECEIPT, "letters", None),
+    )
+    assert {name: getattr(further, name) for name in given} == given
+    assert (further.occurred_at, further.created_at) == (long_ago, long_ago)
+    assert further.available_at is not None
+    assert before <= further.available_at == further.first_due_at <= now()
+    assert (further.status, further.attempts, further.rescues) == (Status.NEW, 0, 0)
+    assert (further.unique_key, further.last_error, further.locked_by) == (None, None, None)
+
+
+def test_a_further_row_of_a_key_has_its_place_in_the_stream_of_the_lane() -> None:
+    first, second = keyed("a", 2)
+    take_stream()
+    route_rows(first, second, kind=LeaseKind.STREAM)
+    assert add_rows(first, second) == 2
+    found = OutboxEvent.objects.filter(stream="mail:a").order_by("seq")
+    assert [*found.values_list("event_id", "seq", "available_at")] == [
+        (first, 1, None),
+        (second, 2, None),
+    ]
+
+
+def test_no_row_is_inserted_twice_nor_one_of_another_receipt() -> None:
+    (event_id,) = insert()
+    claim()
+    route_rows(event_id)
+    assert add_rows(event_id, receipt=f"{RECEIPT} {'c' * 16}") == 0
+    assert add_rows(event_id) == 1
+    added = f"{event_id}.{MAIL.digest}"
+    OutboxEvent.objects.filter(pk=added).update(status=Status.DONE, attempts=5)
+    assert add_rows(event_id) == 0
+    assert (row(added).status, row(added).attempts) == (Status.DONE, 5)
+
+
+# -- lock_event, note_receipt ----------------------------------------------------------------------
+
+
+def test_all_rows_of_an_event_are_locked_in_order_and_get_the_receipt() -> None:
+    event_id, other = insert(2)
+    claim()
+    route_rows(event_id, other)
+    add_rows(event_id, other)
+    OutboxEvent.objects.filter(pk=other).update(routes=None)
+    with transaction.atomic():
+        found = dialect().lock_event(connection, event_id)
+        assert [*found.items()] == [(event_id, RECEIPT), (f"{event_id}.{MAIL.digest}", RECEIPT)]
+        dialect().note_receipt(connection, ids=[*found], receipt="new")
+        found = dialect().lock_event(connection, other)
+        assert [*found.items()] == [(other, ""), (f"{other}.{MAIL.digest}", RECEIPT)]
+        assert dialect().lock_event(connection, f"{event_id}0") == {}
+    assert [each[3] for each in routes(event_id)] == ["new", "new"]
+    assert [each[3] for each in routes(other)] == [None, RECEIPT]
+
+
+# -- several workers -------------------------------------------------------------------------------
+
+
+@contextmanager
+def listeners(calls: list[str], *names: str, **options: Any) -> Iterator[None]:
+    with ExitStack() as stack:
+        for name in names:
+            note = lambda event: calls.append(f"{event.listener} {event.event_id}")  # noqa: E731
+            stack.enter_context(listening(note, name=name, **options))
+        yield
+
+
+def at_the_same_time(count: int = 3, **settings: Any) -> list[int]:
+    start = threading.Barrier(count)
+
+    def drain() -> int:
+        start.wait(30)
+        return outbox.drain(**settings)
+
+    return [each.result(100) for each in [in_thread(drain) for _ in range(count)]]
+
+
+def expected(ids: Sequence[str], *names: str) -> list[str]:
+    return sorted(f"{PLACED} {name} {each}".replace("  ", " ") for name in names for each in ids)
+
+
+@pytest.mark.parametrize("key", [None, "k"], ids=["plain", "keyed"])
+def test_workers_that_route_at_the_same_time_give_each_listener_each_event_once(
+    key: str | None,
+) -> None:
+    ids = write(40, key=key)  # no listener is known yet
+    calls: list[str] = []
+    with listeners(calls, "", "a", "b"):
+        at_the_same_time()
+        outbox.drain()
+    assert sorted(calls) == expected(ids, "", "a", "b")
+    assert statuses() == {"DONE": 120}
+    assert OutboxEvent.objects.values("routes").distinct().count() == 1
+
+
+@pytest.mark.parametrize("key", [None, "k"], ids=["plain", "keyed"])
+def test_workers_that_find_a_new_listener_at_the_same_time_call_it_once(key: str | None) -> None:
+    calls: list[str] = []
+    with listeners(calls, "", "a", "b"):
+        ids = write(20, key=key)
+    with listeners(calls, "", "a", "b", "new", "newer"):
+        at_the_same_time()
+        outbox.drain()
+    assert sorted(calls) == expected(ids, "", "a", "b", "new", "newer")
+    assert statuses() == {"DONE": 100}
+    assert len(set(OutboxEvent.objects.values_list("routes", flat=True))) == 1
+
+
+def test_a_lost_worker_that_had_routed_its_event_is_replaced_without_a_second_row() -> None:
+    (event_id,) = write()
+    calls: list[str] = []
+    with listeners(calls, "a", "b"):
+        known = registry.route("__GLOBAL__", PLACED)
+        receipt = " ".join(sorted(each.digest for each in known))
+        given = [Route(each.title, each.digest, "default", each.lane) for each in known]
+        claim("lost")
+        route_rows(event_id, me="lost", route=given[0], receipt=receipt)
+        add_rows(event_id, route=given[1], receipt=receipt)
+        end_leases([event_id])
+        outbox.drain()
+        assert route_rows(event_id, me="lost") == 0
+    assert sorted(calls) == expected([event_id], "a", "b")
+    assert statuses() == {"DONE": 2}
