@@ -14,8 +14,8 @@ import pytest
 import django_outbox as outbox
 from django_outbox.delivery.halves import Halving
 from django_outbox.exceptions import PayloadError
-from django_outbox.listeners import batching, registry
-from django_outbox.listeners.batching import Batching
+from django_outbox.listeners import options, registry
+from django_outbox.listeners.options import Batching
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent
 from tests.cases import cases
@@ -146,7 +146,7 @@ def test_a_batch_ends_at_its_bytes(run: str, settings: Any) -> None:
 
 @outside
 def test_a_batch_waits_within_its_time_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batching, "MAX_WITHIN", 600.0)
+    monkeypatch.setattr(options, "MAX_WITHIN", 600.0)
     bulk = Bulk()
     with listening(bulk, batch=500, within=3), working():
         write(1)
@@ -159,7 +159,7 @@ def test_a_batch_waits_within_its_time_for_more(monkeypatch: pytest.MonkeyPatch)
 
 @outside
 def test_a_full_batch_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batching, "MAX_WITHIN", 600.0)
+    monkeypatch.setattr(options, "MAX_WITHIN", 600.0)
     bulk = Bulk()
     with listening(bulk, batch=5, within=600), working():
         write(1)

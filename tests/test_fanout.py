@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from datetime import timedelta
 from typing import Any
 from unittest.mock import Mock
 
@@ -341,6 +342,48 @@ def test_a_listener_that_is_removed_holds_up_no_other(outside: bool, settings: A
     assert outcomes(event_id) == {"": ("DONE", 1), "mail": ("DEAD", 1)}
     assert "UnroutableEvent" in str(rows_of(event_id)["mail"].last_error)
     assert (len(good.seen), len(gone.seen)) == (2, 1)
+
+
+RENAMED = {"formerly": [f"{PLACED} letters", PLACED]}
+
+
+@both
+@pytest.mark.parametrize("route", ["writer", "worker"])
+@pytest.mark.parametrize("key", [None, "a"])
+def test_a_renamed_listener_is_called_once_whoever_wrote_and_tried(
+    outside: bool, settings: Any, key: str | None, route: str
+) -> None:
+    """Its row is neither lost nor doubled by a process of before or after the rename."""
+    settings.OUTBOX = {"ROUTE": route, "UNROUTABLE_GRACE": 0.01}
+    old = Listener("letters", fails_first(1), retry=SOON)
+    new, audit = Listener("mail", nothing, **RENAMED), Listener("audit", nothing)
+    with registered(old):
+        ids = write(key=key)
+        drain()
+    with registered(new, audit):
+        ids += write(key=key)
+        drain(2)
+    assert (old.ids, sorted(new.ids), sorted(audit.ids)) == (ids[:1], ids, ids)
+    assert sorted(new.attempts) == [0, 1]
+    assert {event.listener for event in new.seen} == {f"{PLACED} mail"}
+    assert statuses() == {"DONE": 4}
+
+
+@both
+@pytest.mark.parametrize("key", [None, "a"])
+def test_a_process_of_before_a_rename_gives_the_old_listener_no_row(
+    outside: bool, settings: Any, key: str | None
+) -> None:
+    old, new = Listener("letters", nothing), Listener("mail", nothing, **RENAMED)
+    with registered(new):
+        ids = write(2, key=key)
+    with registered(old):
+        drain()
+    assert statuses() == {"NEW": 2}
+    with registered(new):
+        outbox.drain(at=now() + timedelta(minutes=5))
+    assert (old.ids, new.ids) == ([], ids)
+    assert statuses() == {"DONE": 2}
 
 
 # -- async -----------------------------------------------------------------------------------------

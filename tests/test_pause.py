@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from django.db import connection, transaction
@@ -46,7 +47,7 @@ def due_in(event: OutboxEvent) -> float:
 
 
 @contextmanager
-def noting(*event_types: str, name: str = "") -> Iterator[list[str]]:
+def noting(*event_types: str, name: str = "", **options: Any) -> Iterator[list[str]]:
     """Register a listener for these types; yield the ids that it got."""
     got: list[str] = []
 
@@ -55,7 +56,7 @@ def noting(*event_types: str, name: str = "") -> Iterator[list[str]]:
 
     with ExitStack() as stack:
         for each in event_types:
-            stack.enter_context(listening(note, each, name=name))
+            stack.enter_context(listening(note, each, name=name, **options))
         yield got
 
 
@@ -155,6 +156,23 @@ def test_of_several_listeners_the_others_run_and_the_paused_one_waits(
         assert outbox.drain() == 1
     assert (mail, stock) == ([event_id], [event_id])
     assert {each.status for each in OutboxEvent.objects.of_event(event_id)} == {Status.DONE}
+
+
+@pytest.mark.parametrize("title", [f"{SENT} mail", f"{SENT} letters"])
+@pytest.mark.parametrize("key", [None, "k"])
+def test_a_pause_of_a_renamed_listener_holds_its_rows_of_before_and_after(
+    key: str | None, title: str
+) -> None:
+    with noting(SENT, name="letters"):
+        ids = write(1, SENT, key=key)
+    with noting(SENT, name="mail", formerly=[f"{SENT} letters"]) as mail:
+        ids += write(1, SENT, key=key)
+        pause("listener", title)
+        assert outbox.drain() == 0
+        resumed = resume("listener", title)
+        assert (resumed.events, resumed.streams) == ((2, 0) if key is None else (0, 2))
+        assert outbox.drain() == 2
+    assert sorted(mail) == ids
 
 
 # -- a claim costs the same ------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from django.core.checks import run_checks
 from django.db import models
 from django.test import modify_settings, override_settings
 
-from django_outbox import ANY, GLOBAL, Event, Fixed, ListenerAlreadyRegistered, listener
+from django_outbox import ANY, GLOBAL, Event, Fixed, ListenerAlreadyRegistered, event, listener
+from django_outbox.events import typed
 from django_outbox.listeners import callables, registry
 from tests.cases import cases
 
@@ -181,6 +183,7 @@ def test_a_type_that_no_event_can_have_is_refused(value: Any) -> None:
         ("retry", ["exponential", Fixed, 3], "retry policy"),
         ("timeout", [0, -1, "5"], "timeout"),
         ("name", [None], "name"),
+        ("formerly", ["x mail", None, {"x mail"}, [5], [""], ["x" * 256], ["y", "x"]], "formerly"),
     ],
 )
 def test_options_that_would_fail_with_the_first_event_are_refused(
@@ -188,7 +191,7 @@ def test_options_that_would_fail_with_the_first_event_are_refused(
 ) -> None:
     for value in values:
         with pytest.raises(ValueError, match=said):
-            listener("x", **{option: value})
+            listener("x", **{option: value})(named("it"))
 
 
 def test_a_title_that_does_not_fit_into_its_column_is_refused() -> None:
@@ -207,6 +210,42 @@ def test_listeners_share_a_lane_if_they_share_their_name() -> None:
     assert len({*lanes}) == len(names)
     assert registry.UNROUTED_LANE not in lanes
     assert not [each for each in lanes if ":" in each or len(each) > 64]
+
+
+@cases(
+    ("title", "formerly"), [("x", ["old"]), ("old", []), ("x", ["y mail"]), ("y a", ["z", "old"])]
+)
+def test_a_former_title_belongs_to_one_listener(title: str, formerly: list[str]) -> None:
+    registry._listeners.clear()
+    event_type, _, name = title.partition(" ")
+    add("y", "first", name="mail", formerly=["older", "old"])
+    with pytest.raises(ListenerAlreadyRegistered) as caught:
+        add(event_type, "second", name=name, formerly=formerly)
+    for each in ("first", "second"):
+        assert f"{__name__}.{each} ({__file__}:" in str(caught.value)
+    assert [each.title for each in registry.listeners()] == ["y mail"]
+
+
+def test_a_renamed_listener_is_found_by_its_former_titles() -> None:
+    add("x", "new", name="mail", formerly=("x letters", "y post"))
+    for title in ("x mail", "x letters", "y post"):
+        found = registry.by_title(title)
+        assert found is not None
+        assert found.title == "x mail"
+        assert registry.titles_of(title) == ("x mail", "x letters", "y post")
+    assert registry.by_title("letters") is None
+    assert (registry.titles_of("letters"), registry.titles_of(None)) == (("letters",), ())
+    assert {"mail", "letters", "post"} < {*registry.lanes()}
+
+
+def test_the_types_of_a_class_share_the_former_titles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(typed, "classes", {})
+    placed = event("x", aliases=("old.x",))(dataclass(type("Placed", (), {})))
+    add(placed, "it", name="mail", formerly=["x letters", "old.x letters"])
+    assert [each.title for each in registry.listeners()] == ["x mail", "old.x mail"]
+    assert {each.call.__qualname__ for each in registry.listeners()} == {"it"}
+    with pytest.raises(ListenerAlreadyRegistered):
+        add("y", "another", formerly=["old.x letters"])
 
 
 # --- signatures ---------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from django.db import connections, router
 from .. import conf, hooks
 from ..conf import Settings
 from ..doorbell.selection import UnusableDoorbell, create_doorbell
+from ..events import class_fault
 from ..listeners import callables, registry
 from ..models import OutboxEvent
 from . import pooling, queues, relays, servers  # noqa: F401 - registers their checks
@@ -93,13 +94,16 @@ def check_writer_only(app_configs: Configs, **kwargs: Any) -> Iterator[CheckMess
 def check_listeners(app_configs: Configs, **kwargs: Any) -> Iterator[CheckMessage]:
     """Report E010, E012 uncallable listener or fallback; E011 duplicate; E013 bad payload class."""
     for each in registry.listeners():
-        if fault := each.fault:
+        given = "the event" if each.batching is None else "the list of events"
+        if fault := callables.fault(each.call, f"exactly one argument, {given}", None):
             hint = "Give it the signature (event)."
             yield Error(fault, hint=hint, id="django_outbox.E010")
-        if fault := each.payload_fault:
+        if each.payload_type is not None and (fault := class_fault(each.payload_type)):
+            text = f"{each.where} takes a class that cannot be read from JSON: {fault}"
             hint = "Give its fields types that JSON can hold, defined or imported in its module."
-            yield Error(fault, hint=hint, id="django_outbox.E013")
-        if fault := each.fallback_fault:
+            yield Error(text, hint=hint, id="django_outbox.E013")
+        expected = "two arguments, the event and the failure"
+        if each.fallback and (fault := callables.fault(each.fallback, expected, None, None)):
             hint = "Give it the signature (event, failure)."
             yield Error(fault, hint=hint, id="django_outbox.E012")
     hint = "Remove one of them, or give the second listener a name."

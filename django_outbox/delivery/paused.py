@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import Final
 
 from ..listeners.outcomes import Decision, Status
+from ..listeners.registry import titles_of
 from ..sql.values import CLOSING_KINDS, Pauses
 
 NO_PAUSES: Pauses = frozenset()
@@ -15,10 +16,13 @@ PAUSED: Final = Decision(status=Status.NEW, delay=PAUSED_DELAY, outcome="deferre
 
 
 def is_paused(pauses: Pauses, event_type: str, listener: str | None, key: str | None) -> bool:
-    """Return whether an event may not be delivered now to the listener with this title."""
+    """Return whether an event may not be delivered now to the listener with this title.
+
+    A pause of a listener that was renamed holds by any of its titles.
+    """
     return (
         ("event_type", event_type) in pauses
-        or ("listener", listener) in pauses
+        or any(("listener", title) in pauses for title in titles_of(listener))
         or ("stream", key) in pauses
     )
 

@@ -83,6 +83,8 @@ def _options(each: Listener) -> Iterator[str]:
             yield f"per key {each.batching.per_key}"
     if each.retry is not None:
         yield f"retry {each.retry!r}"
+    if each.formerly:
+        yield f"formerly {', '.join(each.formerly)}"
     if each.fallback:
         yield f"fallback {qualified_name(each.fallback)}"
 
@@ -103,7 +105,7 @@ def unknown_name(alias: str, kind: str, name: str) -> str | None:
         found = listeners()
         message = gettext("No listener %(name)r is registered here.")
         named = [each.title for each in found if name in (each.name, qualified_name(each.call))]
-        return _fault_unless_known(name, [each.title for each in found], message, named)
+        return _fault_unless_known(name, [t for each in found for t in each.titles], message, named)
     if kind in CLOSING_KINDS:  # pause_error() knows the queues
         return None
     message = gettext("No event type %(name)r is registered here or was seen lately.")

@@ -19,6 +19,12 @@ class Route(NamedTuple):
     digest: str
     queue: str
     lane: str
+    former: tuple[str, ...] = ()  # digests of the titles that the listener had before
+
+    @property
+    def entry(self) -> str:
+        """What a receipt has of it: all its digests, so that workers of before a rename know it."""
+        return "/".join((self.digest, *self.former))
 
 
 UNROUTED = Route(None, "", DEFAULT_QUEUE, UNROUTED_LANE)
@@ -47,7 +53,13 @@ def routes_of(aggregate_type: str, event_type: str) -> tuple[Route, ...]:
     ``default`` comes first, then the others in the order of ``OUTBOX["QUEUES"]``.
     """
     found = [
-        Route(each.title, each.digest, queue_of(each), each.lane)
+        Route(
+            each.title,
+            each.digest,
+            queue_of(each),
+            each.lane,
+            tuple(registry.digest(title) for title in each.formerly),
+        )
         for each in registry.route(aggregate_type, event_type)
     ]
     ranks = _ranks()
@@ -64,18 +76,18 @@ def routes_of_new(event: Event) -> tuple[Route, ...]:
 
 @until_registered
 def receipt_of(aggregate_type: str, event_type: str) -> str:
-    """Return the receipt in the rows of an event: the digests of its listeners, sorted."""
-    return " ".join(sorted(each.digest for each in routes_of(aggregate_type, event_type))).strip()
+    """Return the receipt in the rows of an event: the entries of its listeners, sorted."""
+    return " ".join(sorted(each.entry for each in routes_of(aggregate_type, event_type))).strip()
 
 
 @until_registered
 def missing_of(aggregate_type: str, event_type: str, receipt: str) -> tuple[Route, ...]:
     """Return the rows that an event with this receipt has not been given, but should have."""
-    given = {*receipt.split()}
+    given = {*receipt.replace("/", " ").split()}
     return tuple(
         each
         for each in routes_of(aggregate_type, event_type)
-        if each.title is not None and each.digest not in given
+        if each.title is not None and given.isdisjoint((each.digest, *each.former))
     )
 
 

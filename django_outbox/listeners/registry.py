@@ -7,7 +7,7 @@ import difflib
 import functools
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -16,12 +16,11 @@ from functools import lru_cache
 from typing import Any, Final, ParamSpec, Protocol, TypeVar
 
 from ..conf import until_changed
-from ..events import LANE_LENGTH, LENGTHS, class_fault, declared, type_name
+from ..events import LANE_LENGTH, declared
 from ..exceptions import ListenerAlreadyRegistered, seconds
 from ..queue_settings import DEFAULT_QUEUE
-from ..queue_settings import NAME as QUEUE_NAME
-from .batching import Batching, batching
-from .callables import fault, is_async, location
+from .callables import is_async, location
+from .options import TITLE_LENGTH, Batching, batching, check_queue, former_titles, type_given
 from .retry import RetryPolicy, checked
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -38,7 +37,6 @@ class _Any(Enum):
 
 ANY: Final = _Any.ANY  # listen to every aggregate type
 UNROUTED_LANE: Final = "?"  # of events with a key whose listeners are not known yet
-TITLE_LENGTH: Final = 255  # characters of a title, in the column of an event
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,11 +56,13 @@ class Listener:
     batching: Batching | None = None  # set if it gets many events in one call
     patterns: tuple[str, ...] = ()  # given: several types or patterns; the title is the name then
     check: Callable[[], None] | None = None  # raises while what it sends to cannot be reached
+    formerly: tuple[str, ...] = ()  # titles that it had before it was renamed
     is_async: bool = field(init=False)
     types: tuple[str, ...] = field(init=False)  # and patterns that it listens to
     title: str = field(init=False)  # its name in the rows of events: a deploy should not change it
     digest: str = field(init=False)  # of the title, as rows and their ids have it
     lane: str = field(init=False)  # the listeners of a lane see the events of a key in one order
+    titles: tuple[str, ...] = field(init=False)  # its own first, then the former ones
 
     @property
     def key(self) -> tuple[str | _Any, str, str]:
@@ -72,6 +72,7 @@ class Listener:
         kind = "" if self.aggregate_type is ANY else f"[{self.aggregate_type}]"
         title = self.name if self.patterns else f"{self.event_type}{kind} {self.name}".rstrip()
         object.__setattr__(self, "title", title)
+        object.__setattr__(self, "titles", (title, *self.formerly))
         object.__setattr__(self, "digest", digest(title))
         object.__setattr__(self, "lane", lane_of(self.name))
         object.__setattr__(self, "types", self.patterns or (self.event_type,))
@@ -81,26 +82,6 @@ class Listener:
     def where(self) -> str:
         """Return name and location: ``shop.listeners.reserve_stock (…/listeners.py:12)``."""
         return location(self.call)
-
-    @property
-    def fault(self) -> str | None:
-        """Return why a call with its one argument would fail or do nothing; else None."""
-        given = "the event" if self.batching is None else "the list of events"
-        return fault(self.call, f"exactly one argument, {given}", object())
-
-    @property
-    def payload_fault(self) -> str | None:
-        """Return why no payload can become an instance of its class; None if one can."""
-        if self.payload_type is None or (found := class_fault(self.payload_type)) is None:
-            return None
-        return f"{self.where} takes a class that cannot be read from JSON: {found}"
-
-    @property
-    def fallback_fault(self) -> str | None:
-        """Return why a call of its fallback would fail or do nothing; else None."""
-        if self.fallback is None:
-            return None
-        return fault(self.fallback, "two arguments, the event and the failure", object(), object())
 
 
 class Listening(Protocol[P, T_co]):
@@ -142,6 +123,7 @@ def listener(
     batch: int | None = None,
     within: float | timedelta = 0.0,
     per_key: int = 1,
+    formerly: Sequence[str] = (),
 ) -> Callable[[Callable[P, T_co]], Listening[P, T_co]]:
     """Register a function, method, callable object or ``async def`` for an event type.
 
@@ -157,11 +139,12 @@ def listener(
       a list with one answer for each: what a listener may return, or an exception.
     - ``within``: seconds (1 at most) that the first event of a batch may wait for more.
     - ``per_key``: how many consecutive events of one key a batch may contain.
+    - ``formerly``: titles that the listener had before it was renamed; it gets what waits for them.
 
     ``@that_listener.fallback`` registers what is called once when the listener has failed for good.
 
-    Raises ``ListenerAlreadyRegistered`` for a second listener with the same types and name, and
-    ``ValueError`` for a type or an option that cannot work.
+    Raises ``ListenerAlreadyRegistered`` for a second listener with the same types and name, or with
+    the same former title, and ``ValueError`` for a type or an option that cannot work.
 
     Example::
 
@@ -175,9 +158,10 @@ def listener(
         raise ValueError(f"name is {name!r}; expected a str.")
     if timeout is not None and seconds(timeout, of="timeout") == 0:
         raise ValueError("timeout is 0; expected seconds above zero, or None.")
-    _check_queue(queue)
+    check_queue(queue)
     options = batching(batch, within, per_key)
-    kind = aggregate_type if aggregate_type is ANY else _checked(aggregate_type, "aggregate_type")
+    former = former_titles(formerly)
+    kind = aggregate_type if aggregate_type is ANY else type_given(aggregate_type, "aggregate_type")
     types, payload_type = _types(event_type)
 
     def register(call: Callable[P, T_co]) -> Listening[P, T_co]:
@@ -194,6 +178,7 @@ def listener(
                     queue=queue,
                     payload_type=payload_type,
                     batching=options,
+                    formerly=former,
                 )
             )
         _attach_fallback(call)
@@ -218,8 +203,25 @@ def add(new: Listener) -> None:
             f"{new.aggregate_type!r} under the name {new.name!r}. Expected one; give the second a "
             "name= of its own to have both called."
         )
+    _check_former_titles(new)
     _listeners[new.key] = new
     _clear_route_caches()
+
+
+def _check_former_titles(new: Listener) -> None:
+    if new.title in new.formerly:
+        raise ValueError(
+            f"formerly of {new.where} has {new.title!r}, which is its title; expected titles that "
+            "it no longer has."
+        )
+    for old in listeners():
+        # Those of one decorator, for the types of a class, share their former titles.
+        is_same = (old.call, old.name, old.formerly) == (new.call, new.name, new.formerly)
+        if taken := ({*new.titles} & {*old.titles}) - ({*new.formerly} if is_same else set()):
+            raise ListenerAlreadyRegistered(
+                f"{new.where} and {old.where} both have the title {min(taken)!r}, one of them in "
+                "formerly=. Expected it of one listener, which gets the events of that title."
+            )
 
 
 def fallback(of: Callable[..., Any], call: F) -> F:
@@ -283,14 +285,27 @@ def route(aggregate_type: str, event_type: str) -> tuple[Listener, ...]:
 
 @until_registered
 def by_title(title: str) -> Listener | None:
-    """Return the listener with this title; None if this process has none."""
-    return next((each for each in listeners() if each.title == title), None)
+    """Return the listener that has this title, or had it before; None if this process has none."""
+    return next((each for each in listeners() if title in each.titles), None)
+
+
+@until_registered
+def titles_of(title: str | None) -> tuple[str, ...]:
+    """Return all titles of the listener with this title, or only the title if it is not known."""
+    found = None if title is None else by_title(title)
+    return found.titles if found is not None else () if title is None else (title,)
 
 
 @until_registered
 def lanes() -> tuple[str, ...]:
     """Return the lanes in which the events of a key can wait, as far as this process knows."""
-    return tuple(dict.fromkeys(["", *(each.lane for each in listeners()), UNROUTED_LANE]))
+    former = [
+        lane_of(title if each.patterns else title.partition(" ")[2])
+        for each in listeners()
+        for title in each.formerly
+    ]
+    now = (each.lane for each in listeners())
+    return tuple(dict.fromkeys(["", *now, *former, UNROUTED_LANE]))
 
 
 def similar_types(event_type: str) -> list[str]:
@@ -299,22 +314,10 @@ def similar_types(event_type: str) -> list[str]:
     return difflib.get_close_matches(event_type, known, n=3, cutoff=0) or known[:3]
 
 
-def _checked(value: Any, column: str) -> str:
-    name = type_name(value, column)
-    if not name or len(name) > LENGTHS[column]:
-        raise ValueError(f"{column} is {name!r}; expected 1 to {LENGTHS[column]} characters.")
-    return name
-
-
-def _check_queue(name: Any) -> None:
-    if not isinstance(name, str) or not QUEUE_NAME.fullmatch(name):
-        raise ValueError(f"queue is {name!r}; expected the name of a queue in OUTBOX['QUEUES'].")
-
-
 def _types(given: Any) -> tuple[tuple[str, ...], type | None]:
     """Return the event types to listen to, and the ``@event`` class if one was given."""
     if not isinstance(given, type):
-        return (_checked(given, "event_type"),), None
+        return (type_given(given, "event_type"),), None
     if found := declared(given):
         return (found.event_type, *found.aliases), given
     raise ValueError(

@@ -18,7 +18,7 @@ from ..events import (
     event_label,
 )
 from ..listeners.error_texts import LENGTH as CAUSE_LENGTH
-from ..listeners.registry import TITLE_LENGTH
+from ..listeners.options import TITLE_LENGTH
 from ..queue_settings import DEFAULT_QUEUE, MAX_QUEUE_NAME
 from .event_queryset import OutboxQuerySet
 from .fields import ExactCharField, ExactTextField, PendingIndex, UTCDateTimeField

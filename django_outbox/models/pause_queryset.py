@@ -13,6 +13,7 @@ from django.db.models import Q
 from ..conf import current
 from ..events import as_utc
 from ..listeners.outcomes import UNSETTLED
+from ..listeners.registry import titles_of
 from ..signals import announce, breaker_closed, delivery_paused, delivery_resumed
 from ..sql import dialect_of
 from ..sql.values import CLOSING_KINDS, POSTPONED_FOR
@@ -201,7 +202,7 @@ class _ResumedBacklog:
             rows = rows.filter(event_type=self._name)
         else:
             paused = OutboxPause.objects.using(self._alias).filter(kind="event_type")
-            rows = rows.filter(listener=self._name)
+            rows = rows.filter(listener__in=titles_of(self._name))
             rows = rows.exclude(event_type__in=paused.values("name"))
         rows, low = rows.order_by("available_at", "id"), None
         while True:

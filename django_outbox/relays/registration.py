@@ -11,7 +11,7 @@ from django.core.signals import setting_changed
 
 from .. import conf, hooks
 from ..listeners import registry
-from ..listeners.batching import Batching
+from ..listeners.options import Batching
 from ..listeners.registry import ANY, Listener
 from ..listeners.retry import RetryPolicy
 from ..relay_settings import RelaySettings

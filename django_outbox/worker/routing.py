@@ -78,7 +78,7 @@ def _complete(connection: BaseDatabaseWrapper, lease: Lease) -> set[str]:
         receipts = dialect.lock_event(connection, lease.event_id)
         given = {each for text in receipts.values() for each in text.split()}
         missing = missing_of(lease.aggregate_type, lease.event_type, " ".join(given))
-        receipt = " ".join(sorted({*given, *(each.digest for each in missing)}))
+        receipt = " ".join(sorted({*given, *(each.entry for each in missing)}))
         if lease.id in receipts:
             dialect.note_receipt(connection, ids=[*receipts], receipt=receipt)
             for each in missing:

@@ -1,12 +1,15 @@
-"""``Batching``: how many events a batch listener gets in one call."""
+"""The options of a listener, and what is wrong with a value: types, queue, titles, batches."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
+from ..events import LENGTHS, type_name
 from ..exceptions import seconds
+from ..queue_settings import NAME as QUEUE_NAME
 
+TITLE_LENGTH: Final = 255  # characters of a title, in the column of an event
 MAX_SIZE = 500  # events in a call; a settle writes as many rows at best
 MAX_WITHIN = 1.0  # seconds
 SHRINK = 4  # a batch of events that failed once is at most this part of a fresh one
@@ -54,3 +57,30 @@ def batching(batch: Any, within: Any, per_key: Any) -> Batching | None:
 def _check_count(name: str, value: Any, most: int) -> None:
     if type(value) is not int or not 1 <= value <= most:
         raise ValueError(f"{name} is {value!r}; expected a whole number from 1 to {most}.")
+
+
+def type_given(value: Any, column: str) -> str:
+    """Return an event or aggregate type; ``ValueError`` if it does not fit into the column."""
+    name = type_name(value, column)
+    if not name or len(name) > LENGTHS[column]:
+        raise ValueError(f"{column} is {name!r}; expected 1 to {LENGTHS[column]} characters.")
+    return name
+
+
+def check_queue(name: Any) -> None:
+    """Raise ``ValueError`` for what cannot be the name of a queue."""
+    if not isinstance(name, str) or not QUEUE_NAME.fullmatch(name):
+        raise ValueError(f"queue is {name!r}; expected the name of a queue in OUTBOX['QUEUES'].")
+
+
+def former_titles(given: Any) -> tuple[str, ...]:
+    """Return the option ``formerly``; ``ValueError`` unless it is a list or tuple of titles."""
+    if not isinstance(given, (list, tuple)):
+        raise ValueError(f"formerly is {given!r}; expected a tuple or list of titles.")
+    for each in given:
+        if not isinstance(each, str) or not 1 <= len(each) <= TITLE_LENGTH:
+            raise ValueError(
+                f"formerly has {each!r}; expected titles of 1 to {TITLE_LENGTH} characters, such "
+                "as 'order.placed mail'."
+            )
+    return tuple(given)
