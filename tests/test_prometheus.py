@@ -34,8 +34,13 @@ class Shown:
         self.receivers = Receivers(namespace, self.registry)
 
     def __call__(self, name: str, **labels: str) -> float | None:
-        queue = {"queue": "default"} if "listener" in labels else {}
-        return self.registry.get_sample_value(name, {"database": "default", **queue, **labels})
+        """Return the sum of the samples that have these labels, among others; None without any."""
+        asked = {"database": "default", **labels}.items()
+        samples = [sample for family in self.registry.collect() for sample in family.samples]
+        found = [
+            each.value for each in samples if each.name == name and asked <= each.labels.items()
+        ]
+        return sum(found) if found else None
 
 
 @pytest.fixture
@@ -188,6 +193,25 @@ def test_types_that_nobody_listens_to_share_a_label(shown: Shown) -> None:
     }
 
 
+def test_a_delivery_is_counted_for_its_listener(shown: Shown, settings: Any) -> None:
+    """A listener that this process does not have shares a label with all such listeners."""
+    settings.OUTBOX = {"UNROUTABLE_GRACE": 0}
+    with listening(nothing), listening(answer_of, name="mail"):
+        write(2, payload="dead")
+        insert(1, listener="gone", routes="")
+        outbox.drain()
+    titles = PLACED, f"{PLACED} mail", "other", "gone"
+
+    def settled(outcome: str) -> list[float | None]:
+        name = "outbox_events_settled_total"
+        return [shown(name, event_type=PLACED, listener=each, outcome=outcome) for each in titles]
+
+    assert settled("done") == [3, 1, None, None]
+    assert settled("dead") == [None, 2, 1, None]
+    name = "outbox_schedule_to_start_seconds_count"
+    assert [shown(name, listener=each) for each in titles] == [3, 3, 1, None]
+
+
 # -- rescues, lost leases and administration -------------------------------------------------------
 
 
@@ -199,7 +223,7 @@ def test_430_rescues_and_lost_leases_are_counted(shown: Shown) -> None:
 
     with listening(stolen), outbox.Worker():
         wait_until(lambda: shown("outbox_leases_lost_total"))
-    assert shown("outbox_events_rescued_total", event_type=PLACED) == 1
+    assert shown("outbox_events_rescued_total", event_type=PLACED, listener=PLACED) == 1
     assert shown("outbox_leases_lost_total") == 1
 
 
@@ -268,7 +292,8 @@ def test_what_alerts_look_for_begins_at_zero(shown: Shown) -> None:
         assert shown("outbox_leases_lost_total") == 0
         assert shown("outbox_events_dropped_total", **kind) == 0
         assert shown("outbox_events_rescued_total", **kind) == 0
-        assert shown("outbox_events_settled_total", **kind, outcome="dead") == 0
+        listener = {**kind, "listener": PLACED}
+        assert shown("outbox_events_settled_total", **listener, outcome="dead") == 0
 
 
 # -- the backlog -----------------------------------------------------------------------------------

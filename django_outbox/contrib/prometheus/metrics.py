@@ -17,6 +17,7 @@ from ...models.statistics import BOUNDS
 
 BY_DATABASE: Final = ("database",)
 BY_TYPE: Final = ("database", "event_type")
+BY_DELIVERY: Final = ("database", "event_type", "listener")  # a listener has one type or pattern
 BY_LISTENER: Final = ("database", "listener", "queue")  # a listener has one queue
 BY_QUEUE: Final = ("database", "queue")
 BY_RELAY: Final = ("database", "relay")
@@ -52,16 +53,16 @@ COUNTERS: Final = _specs(
             "events_delayed": "Events inserted with a delay, which are not offered hot.",
             "events_queued": "Committed events that the worker of the same process took hot.",
             "events_dropped": "Committed events that found the hot queue full; they come cold.",
-            "events_rescued": "Events rescued from a lost worker.",
         },
-        (*BY_TYPE, "outcome"): {
+        BY_DELIVERY: {"events_rescued": "Deliveries rescued from a lost worker."},
+        (*BY_DELIVERY, "outcome"): {
             "events_settled": (
                 "Deliveries settled, by outcome (done, retry, deferred, dead; lost: work undone)."
             )
         },
         (*BY_DATABASE, "source"): {
             "claims": "Claims, empty ones included, by route (hot, cold).",
-            "events_claimed": "Events leased, by route (hot, cold).",
+            "events_claimed": "Deliveries leased, by route (hot, cold).",
         },
         BY_LISTENER: {
             "events_started": "Calls of a listener begun.",
@@ -70,9 +71,9 @@ COUNTERS: Final = _specs(
         (*BY_LISTENER, "outcome"): {"events_decided": "Calls of a listener ended, by outcome."},
         BY_DATABASE: {
             "leases_lost": "Leases that another worker took over from this one.",
-            "events_replayed": "Dead events replayed.",
-            "events_discarded": "Dead events discarded.",
-            "events_purged": "Old events purged.",
+            "events_replayed": "Dead deliveries replayed.",
+            "events_discarded": "Dead deliveries discarded.",
+            "events_purged": "Old deliveries purged.",
         },
         BY_QUEUE: {
             "breakers_opened": (
@@ -90,7 +91,7 @@ COUNTERS: Final = _specs(
 
 HISTOGRAMS: Final = _specs(
     {
-        BY_TYPE: {"schedule_to_start_seconds": "Time from an event's due time to its start."},
+        BY_DELIVERY: {"schedule_to_start_seconds": "Time from a delivery's due time to its start."},
         BY_LISTENER: {
             "listener_seconds": "Time in a listener, and in its fallback.",
             "batch_size": "Events in a call of a batch listener.",
@@ -103,10 +104,10 @@ SIZE_BUCKETS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500)  # events
 GAUGES: Final = _specs(  # of live processes
     {
         BY_QUEUE: {
-            "queue_depth": "Events waiting in this process, hot to be claimed, cold for a thread."
+            "queue_depth": "What waits in this process, hot for a claim, cold for a thread."
         },
         BY_DATABASE: {
-            "leases_held": "Events that the workers of this process hold.",
+            "leases_held": "Deliveries that the workers of this process hold.",
             "workers_running": "Workers running in this process.",
         },
     }
@@ -115,19 +116,19 @@ GAUGES: Final = _specs(  # of live processes
 BACKLOG_GAUGES: Final = _specs(  # that are queried from the database
     {
         (*BY_DATABASE, "status"): {
-            "events": "Events by status (NEW, RETRY, DONE, DEAD); of many, DONE is estimated."
+            "events": "Deliveries by status (NEW, RETRY, DONE, DEAD); of many, DONE is estimated."
         },
         (*BY_DATABASE, "state"): {
             "streams": "Streams due, leased, or blocked by their head; at most 10,000 of each."
         },
         BY_DATABASE: {
-            "events_due": "Events without a key that are due; at most 10,000.",
-            "lag_seconds": "How long the oldest due event or stream has waited.",
+            "events_due": "Deliveries without a key that are due; at most 10,000.",
+            "lag_seconds": "How long the oldest due delivery or stream has waited.",
             "workers": "Workers that were alive within the last lease.",
         },
         BY_QUEUE: {
-            "queue_due": "Events without a key and streams that are due; at most 10,000 of each.",
-            "queue_oldest_due_age_seconds": "How long the oldest due event or stream has waited.",
+            "queue_due": "Deliveries without a key and streams due; at most 10,000 of each.",
+            "queue_oldest_due_age_seconds": "How long the oldest of them has waited.",
             "queue_workers": "Workers alive within the last lease that serve the queue.",
             "breaker_open": "1 while the queue's circuit breaker is open, else 0.",
         },

@@ -16,7 +16,7 @@ from ...listeners.registry import Listener
 from .collectors import BacklogCollector
 from .metrics import Metrics
 
-OTHER = "other"  # label of all event types without a listener in this process
+OTHER = "other"  # label of all event types and titles without a listener in this process
 OUTCOMES = ("done", "retry", "deferred", "dead")
 RELAY_OUTCOMES = ("published", "refused", "deferred")  # of messages
 
@@ -39,6 +39,12 @@ def type_of(event: Event) -> str:
     """
     route = listeners.route(event.aggregate_type, event.event_type)
     return route[0].event_type if route else OTHER
+
+
+def labels_of_delivery(event: Event) -> tuple[str, str]:
+    """Return the type or pattern and the title of the listener that an event is delivered to."""
+    found = listeners.by_title(event.listener)
+    return (type_of(event), OTHER) if found is None else (found.event_type, found.title)
 
 
 def labels_of(listener: Listener) -> tuple[str, str]:
@@ -112,13 +118,13 @@ class Receivers:
     def on_event_settled(
         self, sender: str, event: Event, outcome: str, lag: float, **kwargs: Any
     ) -> None:
-        event_type = type_of(event)
-        self.metrics.count("events_settled", sender, event_type, outcome)
-        self.metrics.observe("schedule_to_start_seconds", sender, event_type, value=lag)
+        labels = labels_of_delivery(event)
+        self.metrics.count("events_settled", sender, *labels, outcome)
+        self.metrics.observe("schedule_to_start_seconds", sender, *labels, value=lag)
         self._update_queue_gauges(sender)
 
     def on_event_rescued(self, sender: str, event: Event, **kwargs: Any) -> None:
-        self.metrics.count("events_rescued", sender, type_of(event))
+        self.metrics.count("events_rescued", sender, *labels_of_delivery(event))
 
     def on_lease_lost(self, sender: str, count: int, **kwargs: Any) -> None:
         self.metrics.count("leases_lost", sender, by=count)
@@ -183,8 +189,9 @@ class Receivers:
         for relay in current().relays:
             for each in RELAY_OUTCOMES:
                 self.metrics.count(f"relay_{each}", alias, relay, by=0)
-        for event_type in {OTHER, *(each.event_type for each in listeners.listeners())}:
-            self.metrics.count("events_dropped", alias, event_type, by=0)
-            self.metrics.count("events_rescued", alias, event_type, by=0)
+        known = [(each.event_type, each.title) for each in listeners.listeners()]
+        for labels in [(OTHER, OTHER), *known]:
+            self.metrics.count("events_dropped", alias, labels[0], by=0)
+            self.metrics.count("events_rescued", alias, *labels, by=0)
             for outcome in OUTCOMES:
-                self.metrics.count("events_settled", alias, event_type, outcome, by=0)
+                self.metrics.count("events_settled", alias, *labels, outcome, by=0)
