@@ -229,7 +229,7 @@ CHAPTERS: dict[str, list[Entry]] = {
             path="django_outbox.models.event_queryset:OutboxQuerySet",
             signature="",
             methods=tuple(
-                "of_event pending due leased scheduled retrying done dead expired replay "
+                "of_event with_ids pending due leased scheduled retrying done dead expired replay "
                 "replay_batches discard discard_batches run_now skip release purge "
                 "counts_by_status oldest_pending_age".split()
             ),

@@ -19,6 +19,7 @@ from django_outbox.events import least_id, new_id, stream_of
 from django_outbox.listeners import registry
 from django_outbox.listeners.error_texts import normalised
 from django_outbox.listeners.history import Entry, entries, with_entries
+from django_outbox.listeners.queues import row_id
 from django_outbox.models import OutboxEvent, OutboxStream
 from django_outbox.sql import dialect_of, engine_connection
 from django_outbox.sql.values import FULL, LIGHT, TAIL, Branch, Claim, Claimed, StreamClaim
@@ -161,6 +162,19 @@ def stream_due_in(key: str, lane: str = "") -> float:
 def end_stream_leases(*keys: str) -> None:
     """End the leases of these streams now, as if their time had passed."""
     OutboxStream.objects.filter(pk__in=names(*keys)).update(due_at=now() - timedelta(seconds=1))
+
+
+def siblings(event_id: str, *titles: str, **columns: Any) -> list[str]:
+    """Insert copies of an event's first row for further listeners; return the ids of all rows."""
+    ids = [event_id]
+    for title in titles:
+        each = row(event_id)
+        each.pk, each.listener = row_id(event_id, registry.digest(title)), title
+        for name, value in columns.items():
+            setattr(each, name, value)
+        each.save(force_insert=True)
+        ids.append(each.pk)
+    return ids
 
 
 @contextmanager

@@ -11,11 +11,11 @@ from django.core.management import CommandError, call_command
 
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent
-from tests.table import insert, keyed, now, row
+from tests.table import PLACED, insert, keyed, listening, now, row, siblings, write
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-DEAD, NEW, DONE = Status.DEAD, Status.NEW, Status.DONE
+DEAD, NEW = Status.DEAD, Status.NEW
 
 
 def run(*arguments: str) -> str:
@@ -52,7 +52,7 @@ def test_dead_events_are_counted_by_cause() -> None:
         (1, "requests.Timeout: # s"),
     ]
     assert found[0]["event_types"] == {"order.placed": 2, "parcel.requested": 1}
-    assert found[0]["event_id"] == last
+    assert found[0]["id"] == last
     lines = run("list").splitlines()
     assert lines[0].split()[:4] == ["COUNT", "TITLE", "EVENT", "TYPES"]
     assert lines[1].split()[:5] == ["3", "ValueError:", "order", "#", "is"]
@@ -97,6 +97,76 @@ def test_the_list_takes_the_filters_of_the_replay() -> None:
     ):
         assert [each["count"] for each in json.loads(run("list", *chosen, "--format=json"))] == [1]
     assert run("list", "--key", "nobody's") == "No event is dead."
+
+
+def test_each_listener_of_a_cause_is_listed_and_can_be_chosen_alone() -> None:
+    """Also if its deliveries are not the newest."""
+    mail, post = f"{PLACED} mail", f"{PLACED} post"
+    ids = siblings(*dead(1, listener=PLACED), mail, post)
+    siblings(*dead(1, listener=PLACED), mail)
+    [cause] = json.loads(run("list", "--format=json"))
+    assert (cause["count"], cause["listeners"]) == (5, [PLACED, mail, post])
+    [cause] = json.loads(run("list", "--listener", mail, "--format=json"))
+    assert (cause["count"], cause["listeners"]) == (2, [mail])
+    assert json.loads(run("export", "--listener", post))["id"] == ids[2]
+    assert run("discard", "--listener", mail, "--since", "1h", "--dry-run") == "would discard 2"
+    assert run("list", "--listener", "mail") == "No event is dead."  # titles are compared whole
+    assert "--all cannot be combined" in refused("discard", "--all", "--listener", mail)
+
+
+# --- ids ------------------------------------------------------------------------------------------
+
+
+def shown(*ids: str) -> list[str]:
+    return [json.loads(each)["id"] for each in run("show", *ids, "--format=json").split("\n")]
+
+
+def replay(*arguments: str) -> str:
+    out = StringIO()
+    call_command("outbox_replay", *arguments, stdout=out)
+    return out.getvalue().strip()
+
+
+def test_an_events_id_means_all_its_deliveries_and_a_rows_own_id_only_that_one() -> None:
+    event_id, mail, post = siblings(*dead(1, listener=PLACED), f"{PLACED} mail", f"{PLACED} post")
+    other = f"{event_id}0"  # of another event, whose id begins alike
+    dead(1, event_id=other)
+    every = sorted([event_id, mail, post])
+    assert shown(event_id) == shown(event_id, post, event_id) == every
+    assert shown(mail) == [mail]
+    lines = run("export", event_id).split("\n")
+    assert [json.loads(each)["id"] for each in lines] == every
+    assert replay(mail) == "replayed 1"
+    assert [row(each).status for each in (event_id, mail, post)] == [DEAD, NEW, DEAD]
+    assert replay(event_id, mail, "unknown", "--dry-run") == (
+        "would replay 2; 2 of the given ids are unknown or not dead"
+    )
+    assert replay(event_id, post, "--limit", "1") == "replayed 1"
+    assert run("discard", event_id, mail) == (
+        "discarded 1; 1 of the given ids are unknown or not dead"
+    )
+    assert refused("discard", event_id).startswith("discarded 0; 1 of the given ids")
+    assert row(other).status == DEAD
+
+
+def test_more_ids_than_a_statement_takes_conditions() -> None:
+    ids = dead(250)
+    assert replay(*ids, "unknown", *ids) == (
+        "replayed 250; 1 of the given ids are unknown or not dead"
+    )
+
+
+def test_an_event_is_skipped_in_each_of_its_streams_and_a_delivery_in_its_own() -> None:
+    calls = [lambda event, name=name: None for name in ("", "mail", "post")]
+    with listening(calls[0]), listening(calls[1], name="mail"), listening(calls[2], name="post"):
+        (event_id,) = write(key="k")
+    rows = {str(each.stream): each.pk for each in OutboxEvent.objects.of_event(event_id)}
+    assert {*rows} == {":k", "mail:k", "post:k"}
+    assert run("skip", rows["mail:k"]) == "skipped 1"
+    assert {each.stream for each in OutboxEvent.objects.dead()} == {"mail:k"}
+    assert run("skip", event_id) == "skipped 2"
+    assert OutboxEvent.objects.dead().count() == 3
+    assert refused("skip", event_id).startswith("skipped 0; 1 of the given ids")
 
 
 # --- show and export ------------------------------------------------------------------------------

@@ -101,13 +101,14 @@ def test_in_writer_only_no_event_waits_for_a_worker(settings: Any) -> None:
 def test_45_a_blocked_stream_is_shown_with_its_head() -> None:
     """The report has the head event, its age, the backlog of the stream and the next try."""
     head, *_ = events("k", RETRY, NEW, NEW, event_type="order.paid")
-    OutboxEvent.objects.filter(pk=head).update(first_due_at=now() - timedelta(hours=1))
+    hour_ago, mail = now() - timedelta(hours=1), "order.paid mail"
+    OutboxEvent.objects.filter(pk=head).update(first_due_at=hour_ago, listener=mail)
     due = in_ten_minutes()
     put("k", due_at=due)
     [found] = ask()["blocked_streams"]
     assert datetime.fromisoformat(found.pop("next_try")) == due
     assert 3600 <= found.pop("age") < 3700
-    facts = {"key": "k", "event_id": head, "event_type": "order.paid"}
+    facts = {"key": "k", "event_id": head, "event_type": "order.paid", "listener": mail}
     assert found == {**facts, "status": "RETRY", "backlog": 3}
 
 

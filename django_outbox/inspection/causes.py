@@ -19,7 +19,6 @@ from ..models import OutboxEvent, OutboxQuerySet
 from ..sql import dialect_of
 
 MAX_GROUPS: Final = 10_000  # causes and event types that are read
-MAX_EXAMPLES: Final = 200  # events whose listeners are read
 EXAMPLE_LENGTH: Final = 200  # characters
 LATELY: Final = 3600.0  # seconds; the causes of the most deaths since then come first
 DIGEST_LENGTH: Final = 16  # characters
@@ -35,18 +34,13 @@ class Cause:
     text: str  # both, as the column has them
     digest: str  # names the cause; keyed, so that it does not betray the message
     example: str = ""  # the error of the newest event, not redacted
-    newest_ids: dict[str, str] = field(default_factory=dict)  # event ids by event type
+    newest_id: str = ""  # of the newest delivery
     count: int = 0
     lately: int = 0  # of these, those that died in the last hour
     newest: datetime | None = None  # the latest death
     oldest: datetime | None = None
-    types: dict[str, int] = field(default_factory=dict)  # events by event type, the most first
-    listeners: set[str] = field(default_factory=set)  # that gave up on a newest event
-
-    @property
-    def newest_id(self) -> str:
-        """Return the id of the newest event."""
-        return max(self.newest_ids.values())
+    types: dict[str, int] = field(default_factory=dict)  # deliveries by type, the most first
+    listeners: set[str] = field(default_factory=set)  # their titles
 
     @property
     def title(self) -> str:
@@ -62,26 +56,27 @@ class Cause:
             "listeners": sorted(self.listeners),
             "first": self.oldest,
             "last": self.newest,
-            "event_id": self.newest_id,
+            "id": self.newest_id,
             "cause": self.digest,
         }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Causes:
-    """The causes with the most deaths lately, then those with the most events."""
+    """The causes with the most deaths lately, then those with the most deliveries."""
 
     causes: list[Cause]
     others: int  # further causes
-    total: int  # dead events, of all causes
+    total: int  # dead deliveries, of all causes
 
 
 class _Group(NamedTuple):
-    """Dead events of one type and cause."""
+    """Dead deliveries of one event type, cause and listener."""
 
     event_type: str
     cause: str | None
-    events: int
+    listener: str | None
+    deliveries: int
     newest_id: str
     oldest: datetime | None
     newest: datetime | None
@@ -134,11 +129,11 @@ def _grouped(groups: Iterable[_Group]) -> dict[str, Cause]:
                 error=error, message=message, text=title, digest=_digest(title)
             )
             types[title] = Counter()
-        cause.count += each.events
+        cause.count += each.deliveries
+        cause.listeners |= {each.listener} if each.listener else set()
         cause.lately += each.lately
-        types[title][each.event_type] += each.events
-        newest_id = cause.newest_ids.get(each.event_type, "")
-        cause.newest_ids[each.event_type] = max(newest_id, each.newest_id)
+        types[title][each.event_type] += each.deliveries
+        cause.newest_id = max(cause.newest_id, each.newest_id)
         cause.newest = max(filter(None, (cause.newest, each.newest)), default=None)
         cause.oldest = min(filter(None, (cause.oldest, each.oldest)), default=None)
     for title, cause in found.items():
@@ -152,29 +147,27 @@ def _groups(alias: str, rows: OutboxQuerySet | None) -> list[_Group]:
     if rows is None:
         found = dialect_of(connection).dead_causes(connection, since=since, most=MAX_GROUPS)
         return [
-            _Group._make([*row[:4], *map(stored_instant, row[4:6]), int(row[6])]) for row in found
+            _Group._make([*row[:5], *map(stored_instant, row[5:7]), int(row[7])]) for row in found
         ]
     counted: Any = (
         rows.dead()
         .order_by()
-        .values_list("event_type", "cause")
+        .values_list("event_type", "cause", "listener")
         .annotate(
-            events=Count("pk"),
+            deliveries=Count("pk"),
             newest_id=Max("pk"),
             oldest=Min("done_at"),
             newest=Max("done_at"),
             lately=Count("pk", filter=Q(done_at__gte=since)),
         )
     )
-    return [_Group(*row) for row in counted.order_by("-lately", "-events")[:MAX_GROUPS]]
+    return [_Group(*row) for row in counted.order_by("-lately", "-deliveries")[:MAX_GROUPS]]
 
 
 def _add_examples(alias: str, causes: Sequence[Cause]) -> None:
-    """Add the error of each cause's newest event, and the listeners that gave up."""
-    by_id = {pk: each for each in causes for pk in each.newest_ids.values()}
-    ids = [*by_id][:MAX_EXAMPLES]
-    rows = OutboxEvent.objects.using(alias).filter(pk__in=ids).order_by("pk")
+    """Add the error of each cause's newest delivery."""
+    by_id = {each.newest_id: each for each in causes}
+    rows = OutboxEvent.objects.using(alias).filter(pk__in=[*by_id])
     texts = rows.annotate(text=Substr("last_error", 1, EXAMPLE_LENGTH))
-    for pk, text, listener in texts.values_list("pk", "text", "listener"):
+    for pk, text in texts.values_list("pk", "text"):
         by_id[pk].example = (text or "").partition("\n")[0]
-        by_id[pk].listeners |= {listener} if listener else set()

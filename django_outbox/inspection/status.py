@@ -146,6 +146,7 @@ def _stream(each: BlockedStream, now: datetime) -> dict[str, Any]:
     return {
         "key": each.key,
         "event_id": head and head.event_id,
+        "listener": head and head.listener,
         "event_type": head and head.event_type,
         "status": head and Status(head.status).name,
         "age": _age(head.first_due_at, now) if head else None,

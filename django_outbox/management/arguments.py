@@ -5,7 +5,7 @@ from __future__ import annotations
 import getpass
 import re
 from argparse import ArgumentParser, ArgumentTypeError
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -210,6 +210,7 @@ def cause(text: str) -> str:
 
 
 FILTERS: Final[Values] = {
+    "--listener": (str, "TITLE", "for the listener with this title"),
     "--aggregate-type": (str, "TYPE", "of objects of this type, such as shop.order"),
     "--aggregate-id": (str, "ID", "of the object with this id"),
     "--tenant": (str, "ID", "of this tenant"),
@@ -219,9 +220,10 @@ FILTERS: Final[Values] = {
     "--since": (instant, "TIME", "that died since then: 2026-03-01T08:30, 2h"),
     "--until": (instant, "TIME", "that died before then"),
 }
+IDS: Final = "ids of events, which mean all their deliveries, or of single deliveries"
 LOOKUPS: Final = {  # by name of the option's value
-    "ids": "pk__in",
     "event_types": "event_type__in",
+    "listener": "listener",
     "aggregate_type": "aggregate_type",
     "aggregate_id": "aggregate_id",
     "tenant": "tenant_id",
@@ -239,14 +241,18 @@ def add_filters(parser: ArgumentParser) -> None:
 
 def add_choice(parser: ArgumentParser, verb: str) -> None:
     """Add ids, ``--all`` and the filters, of which ``check_choice`` requires one."""
-    parser.add_argument("ids", nargs="*", metavar="EVENT_ID", help=f"events to {verb}")
+    add_ids(parser, verb, nargs="*")
     add_flags(parser, {"--all": "every dead event"})
     add_filters(parser)
 
 
+def add_ids(parser: Any, verb: str, *, nargs: str = "+") -> None:
+    parser.add_argument("ids", nargs=nargs, metavar="EVENT_ID", help=f"what to {verb}: {IDS}")
+
+
 def is_filtered(options: dict[str, Any]) -> bool:
     """Return whether the options choose events by more than their cause."""
-    return any(options.get(name) not in (None, []) for name in (*LOOKUPS, "error"))
+    return any(options.get(name) not in (None, []) for name in ("ids", *LOOKUPS, "error"))
 
 
 def check_choice(options: dict[str, Any]) -> None:
@@ -260,6 +266,8 @@ def check_choice(options: dict[str, Any]) -> None:
 
 def filtered(rows: OutboxQuerySet, options: dict[str, Any], now: datetime) -> OutboxQuerySet:
     """Return the events that match ids and filters but ``--cause``; ``now``: the database's."""
+    if ids := options.get("ids"):
+        rows = rows.with_ids(ids)
     for name, lookup in LOOKUPS.items():
         if (value := options.get(name)) not in (None, []):
             rows = rows.filter(**{lookup: now - value if isinstance(value, timedelta) else value})
@@ -281,13 +289,25 @@ def dead_batches(
             yield every.filter(pk__in=meant)
 
 
-def summary(verb: str, count: int, options: dict[str, Any], more: str = "") -> str:
-    """Return how many events were changed, and how many of the ids were not among them.
+def naming_none(ids: Iterable[str], rows: Iterable[OutboxQuerySet]) -> list[str]:
+    """Return those of the ids that name none of these rows."""
+    names = (pair for some in rows for pair in some.values_list("pk", "event_id"))
+    named = {each for pair in names for each in pair}
+    return [each for each in dict.fromkeys(ids) if each not in named]
+
+
+def count_left(rows: OutboxQuerySet, options: dict[str, Any], now: datetime) -> int:
+    """Return how many of the given ids name nothing that ``dead_batches`` would yield."""
+    ids = options["ids"]
+    return len(naming_none(ids, dead_batches(rows, options, now))) if ids else 0
+
+
+def summary(verb: str, count: int, left: int, more: str = "") -> str:
+    """Return how many deliveries were changed; ``left``: ids that name none of them.
 
     Raises ``CommandError`` if ids were given and none was changed.
     """
-    left = len(set(options["ids"])) - count
-    others = f"; {left} of the given ids are unknown or not dead" if left > 0 else ""
+    others = f"; {left} of the given ids are unknown or not dead" if left else ""
     if others and not count:
         raise CommandError(f"{verb} 0{others}")
     return f"{verb} {count}{more}{others}"

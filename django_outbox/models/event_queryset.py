@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 CLAIM_ORDER: Final = ("available_at", "id")  # as in the index of due events
 SKIPPED: Final = "Skipped: its followers may go on."
 BATCH_SIZE: Final = 500  # events per transaction: limits how long rows stay locked
+IDS_PER_QUERY: Final = 100  # SQLite nests conditions at most 1000 deep
 
 
 class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
@@ -44,7 +45,18 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
 
     def of_event(self, event_id: str) -> OutboxQuerySet:
         """Return the rows of an event, one for each listener; a range of the primary key."""
-        return self.filter(pk__gte=event_id, pk__lt=f"{event_id}/", event_id=event_id)
+        return self.filter(_of_event(event_id))
+
+    def with_ids(self, ids: Iterable[str]) -> OutboxQuerySet:
+        """Return the rows that these ids name: an event's id all its rows, a row's own this row."""
+        found: list[str] = []
+        every, given = self._all_rows(), [*dict.fromkeys(ids)]
+        for start in range(0, len(given), IDS_PER_QUERY):
+            named = Q()
+            for each in given[start : start + IDS_PER_QUERY]:
+                named |= Q(pk=each) | _of_event(each)
+            found += every.filter(named).values_list("pk", flat=True)
+        return self.filter(pk__in=found)
 
     def pending(self) -> OutboxQuerySet:
         """Return events that are not finished: NEW or RETRY."""
@@ -321,6 +333,11 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
 
     def _dead_rows(self) -> OutboxQuerySet:
         return self._updatable().filter(IsDead("status"))
+
+
+def _of_event(event_id: str) -> Q:
+    """Return the condition of an event's rows."""
+    return Q(pk__gte=event_id, pk__lt=f"{event_id}/", event_id=event_id)
 
 
 def _batches(rows: OutboxQuerySet, *, size: int, after: str) -> Iterator[list[str]]:

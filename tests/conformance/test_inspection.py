@@ -91,6 +91,7 @@ def test_looks_read_no_whole_table(large_table: None) -> None:
         "dead": dead,
         "dead of a time": lambda: dead("01", "02"),
         "due": lambda: [*events.due()[:50]],
+        "of ids": lambda: [*events.with_ids([*events.due().values_list("pk", flat=True)[:20]])],
         "leased": lambda: [*events.leased()[:50]],
         "scheduled": lambda: [*events.scheduled()[:50]],
         "retrying": lambda: [*events.retrying()[:50]],

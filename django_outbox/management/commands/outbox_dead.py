@@ -29,7 +29,7 @@ class Command(OutboxCommand):
     )
     examples = {
         "list": "what is dead, by cause",
-        "show 01KAW3J5Q8ZV7N2M4X6R9T0BCD": "everything about one event",
+        "show 01KAW3J5Q8ZV7N2M4X6R9T0BCD": "everything about one event, each delivery by itself",
         "export --event-type order.placed": "print them as JSON lines, to keep before a discard",
         "discard --error ValidationError --dry-run": "count what would be deleted",
         "discard --cause 3f2a91c07be4d518": "delete the events of one cause of the list",
@@ -43,7 +43,7 @@ class Command(OutboxCommand):
         text = f"show at most N causes (default: {MAX_CAUSES})"
         listing.add_argument("--limit", type=cli.positive_int, default=MAX_CAUSES, help=text)
         show = actions.add_parser("show", help="show everything about events, dead or not")
-        show.add_argument("ids", nargs="+", metavar="EVENT_ID", help="events to show")
+        cli.add_ids(show, "show")
         export = actions.add_parser("export", help="write dead events as JSON lines")
         cli.add_choice(export, "export")
         discard = actions.add_parser("discard", help="delete dead events for good")
@@ -51,7 +51,7 @@ class Command(OutboxCommand):
         cli.add_flags(discard, {"--dry-run": "count, delete nothing"})
         text = "make pending events with a key dead, so that those behind them go on"
         skip = actions.add_parser("skip", help=text)
-        skip.add_argument("ids", nargs="+", metavar="EVENT_ID", help="events to skip")
+        cli.add_ids(skip, "skip")
         for action in (listing, show):
             cli.add_format(action)
         for action in (listing, show, export, discard, skip):
@@ -75,11 +75,11 @@ class Command(OutboxCommand):
         self.print(options["format"], listed, _lines(listed, found))
 
     def _show(self, rows: OutboxQuerySet, options: dict[str, Any], now: datetime) -> None:
-        """Print all columns of the named events."""
-        found = {each.pk: each for each in rows.filter(pk__in=options["ids"])}
-        if unknown := [each for each in options["ids"] if each not in found]:
+        """Print all columns of the named events, each delivery by itself."""
+        chosen = rows.with_ids(options["ids"]).order_by("pk")
+        if unknown := cli.naming_none(options["ids"], [chosen]):
             raise CommandError(f"Unknown: {', '.join(unknown)}. Expected ids of stored events.")
-        for number, event in enumerate(found[each] for each in options["ids"]):
+        for number, event in enumerate(chosen):
             values = _columns_of(event)
             if options["format"] == "json":
                 self.stdout.write(_json_line(values))
@@ -88,7 +88,7 @@ class Command(OutboxCommand):
                 self.stdout.write("\n".join([""] * bool(number) + lines))
 
     def _export(self, rows: OutboxQuerySet, options: dict[str, Any], now: datetime) -> None:
-        """Write one line for each event, batch by batch."""
+        """Write one line for each delivery, batch by batch."""
         for batch in cli.dead_batches(rows, options, now):
             for event in batch.order_by("pk"):
                 self.stdout.write(_json_line(_columns_of(event)))
@@ -96,19 +96,21 @@ class Command(OutboxCommand):
     def _discard(self, rows: OutboxQuerySet, options: dict[str, Any], now: datetime) -> None:
         """Delete dead events, batch by batch; each batch commits by itself."""
         verb, count = "would discard" if options["dry_run"] else "discarded", 0
+        left = cli.count_left(rows, options, now)
         for batch in cli.dead_batches(rows, options, now):
             count += batch.count() if options["dry_run"] else batch.discard()
-        self.stdout.write(cli.summary(verb, count, options))
+        self.stdout.write(cli.summary(verb, count, left))
 
     def _skip(self, rows: OutboxQuerySet, options: dict[str, Any], now: datetime) -> None:
         """Make pending events with a key dead."""
-        ids = {*options["ids"]}
-        count = rows.filter(pk__in=ids).skip()
+        chosen = rows.with_ids(options["ids"])
+        left = cli.naming_none(options["ids"], [chosen.skippable()])
+        count = chosen.skip()
         text = f"skipped {count}"
-        if count < len(ids):
+        if left:
             text += (
-                f"; {len(ids) - count} of the given ids are unknown, finished, without a key, or "
-                "in a stream that a worker has leased"
+                f"; {len(left)} of the given ids are unknown, finished, without a key, or in a "
+                "stream that a worker has leased"
             )
         if not count:
             raise CommandError(text)

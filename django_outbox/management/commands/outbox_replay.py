@@ -48,8 +48,10 @@ class Command(OutboxCommand):
         verb = "would replay" if options["dry_run"] else "replayed"
         count, limit, dry = 0, options["limit"], options["dry_run"]
         spacing, by = options["rate"] and Spacing(options["rate"]), cli.person(options)
+        rows = OutboxEvent.objects.using(alias)
+        left = cli.count_left(rows, options, now)
         try:
-            for batch in cli.dead_batches(OutboxEvent.objects.using(alias), options, now):
+            for batch in cli.dead_batches(rows, options, now):
                 some = batch.order_by("pk")[: limit - count] if limit else batch
                 count += some.count() if dry else some.replay(by=by, rate=spacing)
                 if count == limit:
@@ -62,7 +64,7 @@ class Command(OutboxCommand):
         if count == limit:  # other ids may be dead, too
             self.stdout.write(f"{verb} {count}{end}")
         else:
-            self.stdout.write(cli.summary(verb, count, options, end))
+            self.stdout.write(cli.summary(verb, count, left, end))
 
 
 def _how_to_continue(options: dict[str, Any], now: datetime) -> str:

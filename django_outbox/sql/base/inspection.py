@@ -110,24 +110,24 @@ class Inspection(EventLeases):
     def dead_causes(
         self, connection: BaseDatabaseWrapper, *, since: datetime, most: int
     ) -> list[tuple[Any, ...]]:
-        """Group dead events by type and cause.
+        """Group dead deliveries by event type, cause and listener.
 
-        Return type, cause, count, newest id, first and last death, and how many died ``since``, of
-        at most ``most`` groups, those with the most deaths since then first. A group may occur
-        twice.
+        Return these, count, newest id, first and last death, and how many died ``since``, of at
+        most ``most`` groups, those with the most deaths since then first. A group may occur twice.
         """
         selects = [
-            "SELECT * FROM (SELECT event_type, cause, COUNT(*) AS events, "
+            "SELECT * FROM (SELECT event_type, cause, listener, COUNT(*) AS deliveries, "
             "MAX(id) AS newest_id, MIN(done_at) AS oldest, MAX(done_at) AS newest, "
             "SUM(CASE WHEN done_at >= %s THEN 1 ELSE 0 END) AS lately "
-            f"FROM {self._by_death(connection)} WHERE {each} GROUP BY event_type, cause "
-            f"ORDER BY lately DESC, events DESC LIMIT {int(most)}) dead"
+            f"FROM {self._by_death(connection)} WHERE {each} "
+            "GROUP BY event_type, cause, listener "
+            f"ORDER BY lately DESC, deliveries DESC LIMIT {int(most)}) dead"
             for each in self._deaths(connection)
         ]
         with connection.cursor() as cursor:
             given = [to_database(since, connection)] * len(selects)
             cursor.execute(" UNION ALL ".join(selects), given)
-            return sorted(cursor.fetchall(), key=lambda row: (row[6], row[2]), reverse=True)[:most]
+            return sorted(cursor.fetchall(), key=lambda row: (row[7], row[3]), reverse=True)[:most]
 
     def count_dead(self, connection: BaseDatabaseWrapper) -> int:
         """Count all dead events."""
