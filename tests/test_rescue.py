@@ -208,5 +208,7 @@ def test_a_rescue_is_announced_and_logged_once(
         wait_until(lambda: not pending(), what="an event pending")
     assert [(each["event"].event_id, each["rescues"]) for each in told] == [(event_id, 1)]
     logged = [each.getMessage() for each in caplog.records if "rescued" in each.message]
-    assert logged == [f"rescued event_id={event_id} event_type=order.placed rescues=1"]
+    assert logged == [
+        f"rescued event_id={event_id} event_type=order.placed listener='order.placed' rescues=1"
+    ]
     assert row(event_id).rescues == 1

@@ -136,8 +136,12 @@ class BatchCall(Invocation):
             if timed is not None and not (timed.has_returned or timed.mark_returned()):
                 raise CallAbandoned from error  # the rollback failed
             if not has_begun and isinstance(error, (OperationalError, InterfaceError)):
-                event_id = self.part[0].event.event_id
-                logger.warning("transaction could not begin event_id=%s error=%s", event_id, error)
+                logger.warning(
+                    "transaction could not begin event_id=%s listener=%r error=%s",
+                    self.part[0].event.event_id,
+                    self.listener.title,
+                    error,
+                )
                 not_begun = NotBegun()
                 not_begun.__cause__ = error
                 return not_begun

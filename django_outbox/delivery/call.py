@@ -228,8 +228,12 @@ class Call(Invocation):
             if timed is not None and not (timed.has_returned or timed.mark_returned()):
                 raise CallAbandoned from error  # the rollback failed
             if not has_begun and isinstance(error, (OperationalError, InterfaceError)):
-                event_id = self.event.event_id
-                logger.warning("transaction could not begin event_id=%s error=%s", event_id, error)
+                logger.warning(
+                    "transaction could not begin event_id=%s listener=%r error=%s",
+                    self.event.event_id,
+                    self.listener.title,
+                    error,
+                )
                 return error, deferred_after_error()
             return error, self.decide(error)
         return answer, replace(decision, written=True)

@@ -186,7 +186,7 @@ def unroutable(lease: Lease, settings: Settings) -> Decision:
     if lease.age >= grace:
         return dead(describe(error), kind=name(error))
     if lease.key is not None:
-        _warn_of_blocked_stream(lease.key, event.event_type, event.event_id)
+        _warn_of_blocked_stream(lease.key, event.event_type, lease.listener, event.event_id)
     wait = min(max(grace - lease.age, 0.1), grace / 20 + 1)
     return Decision(
         status=Status.NEW, delay=wait, error=clean(str(error)), kind=name(error), outcome="deferred"
@@ -194,12 +194,13 @@ def unroutable(lease: Lease, settings: Settings) -> Decision:
 
 
 @lru_cache(maxsize=1000)  # so that it warns once
-def _warn_of_blocked_stream(key: str, event_type: str, event_id: str) -> None:
+def _warn_of_blocked_stream(key: str, event_type: str, listener: str | None, event_id: str) -> None:
     logger.warning(
         "stream blocked: its first event has no listener and waits for UNROUTABLE_GRACE "
-        "event_id=%s event_type=%s",
+        "event_id=%s event_type=%s listener=%r",
         event_id,
         event_type,
+        listener,
     )
 
 

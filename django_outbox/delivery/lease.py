@@ -84,6 +84,11 @@ class Lease(msgspec.Struct, kw_only=True, eq=False, gc=False):
         return self._event
 
     @property
+    def named(self) -> tuple[str, str, str | None]:
+        """Event id, event type and listener, as log lines name a delivery."""
+        return self.event_id, self.event_type, self.listener
+
+    @property
     def attempts(self) -> int:
         """The event's attempts at the claim."""
         found: int = self.row[self.positions["attempts"]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable
 from contextvars import copy_context
@@ -22,9 +21,8 @@ from .connection_cleanup import ConnectionCleanup
 from .pools import Pool, Pools
 from .queues import Held
 from .ready import Lane
+from .settle_log import log_failed
 from .streams import Streams
-
-logger = logging.getLogger("django_outbox")
 
 Between = Callable[[Lease], bool]
 
@@ -80,8 +78,8 @@ class BatchDelivery:
             context.run(batch.run)
         except CallAbandoned:
             raise
-        except BaseException:  # whatever it is, the thread must go on
-            logger.exception("delivery failed event_id=%s", place.batch[0].event_id)
+        except BaseException:  # noqa: BLE001 - whatever it is, the thread must go on
+            log_failed(place.batch[0])
         if batch is None:
             place.lease = None
             for lease in place.batch:
@@ -125,8 +123,8 @@ class BatchDelivery:
             batch.context.copy().run(batch.take_over, timed.call, timed.seconds, between)
         except CallAbandoned:
             raise
-        except BaseException:
-            logger.exception("delivery failed event_id=%s", batch.lead.event_id)
+        except BaseException:  # noqa: BLE001 - it is logged
+            log_failed(batch.lead)
         self._settle(place, batch, cleanup, between)
 
     def _settle(
@@ -152,8 +150,8 @@ class BatchDelivery:
                 decision = call_fallback(fallback)
             except CallAbandoned:
                 raise
-            except BaseException:
-                logger.exception("delivery failed event_id=%s", lease.event_id)
+            except BaseException:  # noqa: BLE001 - it is logged
+                log_failed(lease)
                 decision = deferred_after_error()
             place.lease = None
             self._pools.settle(lease, decision)

@@ -97,9 +97,7 @@ class BlockedLoopWatch:
         lease = task and self._lease_of(task)
         frame = sys._current_frames().get(thread.ident or 0)
         return (
-            lease and lease.event_id,
-            lease and lease.event_type,
-            lease and lease.listener,
+            *(lease.named if lease else (None, None, None)),
             task and task.get_name(),
             frame and f"{frame.f_code.co_filename}:{frame.f_lineno}",
         )

@@ -119,9 +119,8 @@ def tidy(connection: BaseDatabaseWrapper, lease: Lease) -> None:
     if connection.in_atomic_block or not connection.get_autocommit():
         logger.error(
             "listener left a transaction open; its connection is closed "
-            "event_id=%s event_type=%s alias=%s",
-            lease.event_id,
-            lease.event_type,
+            "event_id=%s event_type=%s listener=%r alias=%s",
+            *lease.named,
             connection.alias,
         )
         abandon(connection)

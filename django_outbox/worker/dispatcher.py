@@ -22,6 +22,7 @@ from .connection_cleanup import BrokenSessions, ConnectionCleanup
 from .pools import Pool, Pools
 from .queues import Held
 from .ready import Lane
+from .settle_log import log_failed
 from .streams import Streams
 
 logger = logging.getLogger("django_outbox")
@@ -262,8 +263,8 @@ class Dispatcher:
             decision = copy_context().run(finish, timed, between=between)
         except CallAbandoned:
             raise
-        except BaseException:
-            logger.exception("delivery failed event_id=%s", lease.event_id)
+        except BaseException:  # noqa: BLE001 - it is logged
+            log_failed(lease)
             decision = deferred_after_error()
         seat.lease = None
         self._settle(lease, decision, cleanup)
@@ -304,8 +305,8 @@ class Dispatcher:
             )
         except CallAbandoned:
             raise
-        except BaseException:  # whatever it is, the thread must go on
-            logger.exception("delivery failed event_id=%s", lease.event_id)
+        except BaseException:  # noqa: BLE001 - whatever it is, the thread must go on
+            log_failed(lease)
             decision = deferred_after_error()
         seat.lease = None
         return decision

@@ -28,6 +28,7 @@ from .blocked_loop import BlockedLoopWatch
 from .pools import Pool, Pools
 from .queues import AsyncLoad, Held
 from .ready import Lane
+from .settle_log import log_failed
 from .streams import Streams
 
 logger = logging.getLogger("django_outbox")
@@ -61,7 +62,6 @@ class EventLoop:
         self._loop: asyncio.AbstractEventLoop  # created by start(), closed by the thread
         self._waiting: deque[Lease | Lane] = deque()  # bounded like all that is claimed
         self._running: dict[asyncio.Task[None], Lease] = {}
-        self._cancelled: dict[str, str] = {}  # titles of listeners, by event id
         self._tasks: WeakKeyDictionary[asyncio.Task[Any], Lease] = WeakKeyDictionary()
         self._stopping = False
         self._thread = threading.Thread(
@@ -183,7 +183,7 @@ class EventLoop:
     def _finished(self, task: asyncio.Task[None]) -> None:
         lease = self._running.pop(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("delivery failed event_id=%s", lease.event_id, exc_info=error)
+            log_failed(lease, error)
             self._pools.settle(lease, deferred_after_error())
         self._fill()
 
@@ -220,9 +220,7 @@ class EventLoop:
         logger.warning(
             "listener cancelled, event handed back "
             "event_id=%s event_type=%s listener=%r seconds=%.1f",
-            lease.event_id,
-            lease.event_type,
-            self._cancelled.get(lease.id, ""),
+            *lease.named,
             monotonic() - lease.started_at,
         )
 
@@ -244,8 +242,8 @@ class EventLoop:
         except asyncio.CancelledError:
             self._hand_back(started, batches)
             raise
-        except Exception:
-            logger.exception("delivery failed event_id=%s", started[0].event_id)
+        except Exception:  # noqa: BLE001 - it is logged
+            log_failed(started[0])
         for batch in batches:
             settle_rest(batch, self._pools, self._streams, deferred_after_error())
             started = [each.call.lease for each in batch.fallbacks]  # left after an error
@@ -312,7 +310,6 @@ class EventLoop:
     def _cancel(self) -> None:
         for task, lease in self._running.items():
             lease.cancelled = True
-            self._cancelled[lease.id] = lease.listener or ""
             task.cancel()
         ending = asyncio.gather(*self._running, return_exceptions=True)
         ending.add_done_callback(lambda _: self._loop.stop())

@@ -23,10 +23,7 @@ def report_rescues(connection: BaseDatabaseWrapper, leases: Sequence[Lease]) -> 
     alike: defaultdict[tuple[object, ...], list[Lease]] = defaultdict(list)
     for lease in leases:
         logger.warning(
-            "rescued event_id=%s event_type=%s rescues=%d",
-            lease.event_id,
-            lease.event_type,
-            lease.rescues,
+            "rescued event_id=%s event_type=%s listener=%r rescues=%d", *lease.named, lease.rescues
         )
         announce(event_rescued, sender=connection.alias, event=lease.event, rescues=lease.rescues)
         alike[lease.kind, lease.rescues, lease.previous_owner].append(lease)

@@ -1,4 +1,4 @@
-"""Logs what was settled or refused, and sends the signals of what was settled."""
+"""Logs what was settled, refused or failed, and sends the signals of what was settled."""
 
 from __future__ import annotations
 
@@ -14,12 +14,24 @@ logger = logging.getLogger("django_outbox")
 Settled = list[tuple[Lease, Decision]]
 
 
+def log_failed(lease: Lease, error: BaseException | None = None) -> None:
+    """Log an error of the worker itself; without ``error``, the one that is being handled."""
+    logger.error(
+        "delivery failed event_id=%s listener=%r",
+        lease.event_id,
+        lease.listener,
+        exc_info=error or True,
+    )
+
+
 def log_refused(refused: Settled, error: Exception) -> None:
     """Log decisions that the database refuses; an error of one."""
     logger.error(
-        "settle refused by the database, event stays leased count=%d event_id=%s error=%s",
+        "settle refused by the database, event stays leased "
+        "count=%d event_id=%s listener=%r error=%s",
         len(refused),
         refused[0][0].event_id,
+        refused[0][0].listener,
         first_line(error),
     )
 
@@ -51,12 +63,16 @@ def _log(lease: Lease, decision: Decision) -> None:
         level = logging.DEBUG
     logger.log(
         level,
-        "%s event_id=%s event_type=%s attempt=%d error=%s",
+        "%s event_id=%s event_type=%s listener=%r attempt=%d error=%s",
         decision.outcome,
-        lease.event_id,
-        lease.event_type,
+        *lease.named,
         lease.event.attempts + decision.spent,
         decision.kind,
     )
     if decision.error:
-        logger.debug("error text event_id=%s text=%s", lease.event_id, decision.error)
+        logger.debug(
+            "error text event_id=%s listener=%r text=%s",
+            lease.event_id,
+            lease.listener,
+            decision.error,
+        )

@@ -218,8 +218,10 @@ def settle(
     for each in in_halves(connection, part, write_some, shorter=[_shortened]):
         if each.is_written and each.error is not None:
             logger.error(
-                "settle rejected by the database, error text stored as ASCII event_id=%s",
+                "settle rejected by the database, error text stored as ASCII "
+                "event_id=%s listener=%r",
                 each.rows[0][0].event_id,
+                each.rows[0][0].listener,
             )
         yield each
 

@@ -85,9 +85,7 @@ class LeaseReturner:
             logger.warning(
                 "listener still runs, event handed back "
                 "event_id=%s event_type=%s listener=%r seconds=%.1f",
-                lease.event_id,
-                lease.event_type,
-                lease.listener,
+                *lease.named,
                 monotonic() - lease.started_at,
             )
         self.handed_back = len(running)

@@ -276,7 +276,12 @@ class OutboxBackend(BaseTaskBackend):  # type: ignore[misc, unused-ignore]
         try:
             leased.update(result=text)
         except DatabaseError:  # the task broke the connection; last_error has the cause
-            logger.exception("result not kept event_id=%s event_type=%s", row.pk, row.event_type)
+            logger.exception(
+                "result not kept event_id=%s event_type=%s listener=%r",
+                row.event_id,
+                row.event_type,
+                row.listener,
+            )
 
     def _is_final(self, error: BaseException, event: Event) -> bool:
         limit = current().MAX_ATTEMPTS
