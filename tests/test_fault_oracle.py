@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from tests.cases import cases
@@ -285,12 +286,47 @@ def shared(*lines: Sequence[Line], **given: Any) -> Evidence:
 WELL["two listeners, one after the other"] = shared(
     ran(1, 2, listener="here"), ran(2.1, 3, listener="there", pid=TWO)
 )
-WELL["killed in the second listener, which had taken the event over"] = shared(
-    ran(1, 2, listener="here"),
-    ran(2.1, None, listener="there"),
-    ran(9, 10, listener="here", pid=TWO),
-    ran(10.1, 11, listener="there", pid=TWO),
-    faults=[kill(7)],
+ILL["killed in one listener, when the other had ended long before"] = (
+    shared(
+        ran(1, 2, listener="here"),
+        ran(2.1, None, listener="there"),
+        ran(9, 10, listener="here", pid=TWO),
+        ran(10.1, 11, listener="there", pid=TWO),
+        faults=[kill(7)],
+    ),
+    {"unexplained": 1},
+)
+ILL["a repeat in one listener, and a timeout of the other"] = (
+    shared(
+        ran(1, 2.1, listener="here"),
+        ran(2.2, None, listener="there"),
+        ran(3, 4, listener="here", attempts=1),
+        ran(4.1, 5, listener="there", attempts=1),
+        faults=[replace(written_off(2.5), listener="there")],
+    ),
+    {"unexplained": 1, "false_attempts": 1},
+)
+WELL["each of two listeners lost with a worker"] = shared(
+    ran(1, None, listener="here"),
+    ran(1.1, 2.5, listener="there"),
+    ran(4, 5, listener="here", pid=TWO),
+    ran(5.1, 5.2, listener="there", pid=TWO),
+    faults=[lost_with(2)],
+    rescues=rescued(3.9, 3.9),
+    rows=[row(rescues=1)],
+)
+ILL["one listener is out of order, and an event was replayed for another"] = (
+    evidence(
+        ran(1, 4, listener="t"),
+        ran(2, 3, event_id="b", listener="t", pid=TWO),
+        ran(4.1, 4.2, listener="t mail", phase="failed"),
+        ran(5, 6, event_id="b", listener="t mail"),
+        ran(7, 8, listener="t mail"),
+        deeds=[replace(asked("replay"), at=4.5, until=4.6)],
+        listeners={"plain": ("t", "t mail")},
+        **KEYED,
+    ),
+    {"inversions": 1},
 )
 ILL["one of two listeners never ran"] = (
     shared(ran(1, 2, listener="here")),
@@ -435,12 +471,13 @@ Traceback (most recent call last):
 
 def test_the_log_says_what_was_handed_back() -> None:
     found = [*log.hand_backs(SAID, {ONE: 1.75})]
-    assert found == [handed_back(1.0, 1.75), handed_back(1.1, 1.1, event_id="b")]
+    given = [handed_back(1.0, 1.75), handed_back(1.1, 1.1, event_id="b")]
+    assert found == [replace(each, listener="t") for each in given]
     assert [each.until for each in log.hand_backs(SAID, {})] == [1.0, 1.1]
 
 
 def test_the_log_says_what_was_written_off_and_not_merely_late() -> None:
-    assert [*log.write_offs(SAID)] == [written_off(1.2, TWO, "c")]
+    assert [*log.write_offs(SAID)] == [replace(written_off(1.2, TWO, "c"), listener="t")]
 
 
 def test_the_log_says_what_was_rescued() -> None:

@@ -11,6 +11,7 @@ from tests.faults.oracle import HAND_BACK, WRITE_OFF, Fault, Rescue
 LINE = re.compile(r"([\d.]+) (\d+) [A-Z]+ (.*)")
 HANDED_BACK = re.compile("listener (still runs|cancelled), event handed back ")
 EVENT = re.compile(r"\bevent_id=(\S+)")
+LISTENER = re.compile(r"\blistener='([^']*)'")
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,11 @@ class Said:
     @property
     def event_id(self) -> str:
         found = EVENT.search(self.text)
+        return found[1] if found else ""
+
+    @property
+    def listener(self) -> str:
+        found = LISTENER.search(self.text)
         return found[1] if found else ""
 
 
@@ -68,4 +74,5 @@ def _fault(kind: str, line: Said, until: float) -> Fault:
         until=until,
         pids=frozenset({line.pid}),
         held=frozenset({line.event_id}),
+        listener=line.listener,
     )

@@ -6,8 +6,7 @@ has ended well. Every other start is a repeat, and must be explained by a fault 
 processes of the runs that should have been the last, by a stop that handed the event back, or by
 its call having been written off, after which the listener may still have done something.
 
-All of this holds for each listener of an event by itself. What the event's listeners did one right
-after the other in the same process is written together, so a fault may undo all of it.
+All of this holds for each listener of an event by itself.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ LEFT = 2 / 3  # of a lease, at least, whenever a server goes away: it is renewed
 # Seconds in which PostgreSQL flushes a claim, which does not wait for that: a crash may lose it.
 UNFLUSHED = 1.0
 WATCHED = 1.0  # seconds from the moment in which a call is written off to the line that says so
-HANDED_OVER = 1.0  # seconds until the next listener of an event starts that is handed over
 
 HAND_BACK, WRITE_OFF = "hand-back", "write-off"  # of one event; the log says them
 GIVEN_UP = (HAND_BACK, WRITE_OFF)
@@ -70,6 +68,7 @@ class Fault:
     until: float
     pids: frozenset[int] = frozenset()  # the processes that it struck
     held: frozenset[str] | None = None  # events and keys that they had leased; None: not known
+    listener: str = ""  # the title of the one that was given up, with one event
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,6 +186,11 @@ class Evidence:
                 found[event_id].append(deed)
         return found
 
+    def listeners_of(self, event_id: str) -> Collection[str]:
+        """Return the titles of an event's listeners; what has one has one without a name."""
+        intent = self.intents.get(event_id)
+        return self.listeners.get(intent.kind, ("",)) if intent else ("",)
+
     def ended(self, event_id: str, runs: Sequence[Run]) -> float | None:
         """Return when the last of an event's listeners had ended well; None: one has not."""
         ends: dict[str, float] = {}
@@ -200,17 +204,14 @@ class Evidence:
     def ended_in(self, lane: str, event_id: str, runs: Sequence[Run]) -> float:
         """Return when an event had ended well in a lane; inf: it has not.
 
-        An event without a listener in the lane holds up nothing there. What has one listener has
-        one without a name.
+        An event without a listener in the lane holds up nothing there.
         """
-        intent = self.intents.get(event_id)
-        wanted = self.listeners.get(intent.kind, ("",)) if intent else ("",)
-        if not any(title.partition(" ")[2] == lane for title in wanted):
+        if not any(lane_of(title) == lane for title in self.listeners_of(event_id)):
             return 0.0
         ends = [
             run.end
             for run in runs
-            if lane_of(run) == lane and run.outcome == "end" and run.end is not None
+            if lane_of(run.listener) == lane and run.outcome == "end" and run.end is not None
         ]
         return min(ends, default=float("inf"))
 
@@ -345,7 +346,7 @@ def _judge_repeats(evidence: Evidence, runs: Mapping[str, Sequence[Run]], verdic
                 verdict.repeats += bool(should)
                 if _without_the_lost(before, after, evidence, calls):
                     continue
-                if not all(struck.explains(run, after, each) for run in should):
+                if not all(struck.explains(run, after) for run in should):
                     verdict.count("unexplained", f"{event_id} {before} {after}")
 
 
@@ -401,16 +402,14 @@ class Struck:
             for pid in fault.pids:
                 self._by_pid[pid].append(fault)
 
-    def explains(self, before: Run, after: Run, runs: Sequence[Run]) -> bool:
+    def explains(self, before: Run, after: Run) -> bool:
         """Say whether a fault can have kept the first run from being settled.
 
         So it can if either began without a lease: stopped for longer than that on the way.
-        ``runs`` are all of the event's, in the order of their starts.
         """
-        final = written_with(before, after, runs)
-        last = after.start if final.end is None else final.end  # it may have gone on till then
-        if final.delivery is not None:
-            last = max(last, final.delivery.until)
+        last = after.start if before.end is None else before.end  # it may have gone on till then
+        if before.delivery is not None:
+            last = max(last, before.delivery.until)
         return (
             self.woke(before)
             or self.woke(after)
@@ -436,7 +435,10 @@ class Struck:
         found = [
             each
             for each in self._by_pid[run.pid]
-            if each.kind == kind and run.id in (each.held or ()) and each.at >= run.start
+            if each.kind == kind
+            and run.id in (each.held or ())
+            and each.listener in ("", run.listener)
+            and each.at >= run.start
         ]
         return min(found, key=lambda each: each.at, default=None)
 
@@ -487,21 +489,6 @@ class Struck:
                 for fault in self._of(run)
             )
         )
-
-
-def written_with(before: Run, after: Run, runs: Sequence[Run]) -> Run:
-    """Return the run with which a former one was settled: the last that took the event over.
-
-    An event goes from listener to listener in the memory of its process, as long as each of them
-    starts right away; ``after`` is no longer part of that.
-    """
-    last = before
-    for run in runs:
-        if run.pid != last.pid or not last.start < run.start < after.start or last.end is None:
-            continue
-        if run.listener != last.listener and run.start - last.end < HANDED_OVER:
-            last = run
-    return last
 
 
 def _judge_attempts(
@@ -563,11 +550,12 @@ def _judge_rescues(evidence: Evidence, runs: Mapping[str, Sequence[Run]], verdic
         # What of a key has failed is counted anew when it starts again after a crash.
         again = sum(run.outcome in ("failed", "deferred") for run in runs.get(event_id, ()))
         again *= len(names) > 1
+        rows = len(evidence.listeners_of(event_id))  # each with its listener is rescued for itself
         row = evidence.rows.get(event_id)
         if row is not None and row.rescues > len(lost):
             verdict.count("false_rescues", f"{event_id} {row}, {len(lost)} workers lost")
         for number, at in enumerate(sorted(rescues[event_id]), 1):
-            if number > again + sum(fault.at <= at for fault in lost):
+            if number > again + rows * sum(fault.at <= at for fault in lost):
                 verdict.count("false_rescues", f"{event_id} rescued at {at}, time {number}")
 
 
@@ -591,7 +579,7 @@ def _judge_order(evidence: Evidence, runs: Mapping[str, Sequence[Run]], verdict:
 
     A lane is what the listeners of one name see of a key; those without a name share one.
     """
-    passed = {*evidence.done_to("replay"), *evidence.done_to("skip")}  # when they were dead
+    passed = {*evidence.done_to("replay"), *evidence.done_to("skip")}  # in the lane that was dead
     keys: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
     for row in evidence.rows.values():
         if row.key is not None and row.seq is not None and row.event_id in evidence.intents:
@@ -599,22 +587,23 @@ def _judge_order(evidence: Evidence, runs: Mapping[str, Sequence[Run]], verdict:
     for key, events in keys.items():
         events.sort()
         _judge_writers(key, [evidence.intents[event_id] for _, event_id in events], verdict)
-        lanes = {lane_of(run) for _, event_id in events for run in runs.get(event_id, ())}
+        lanes = {lane_of(run.listener) for _, each in events for run in runs.get(each, ())}
         for lane in lanes or {""}:
             latest, whose = 0.0, ""  # when the last of those before has ended
             for _, event_id in events:
-                own = [run for run in runs.get(event_id, ()) if lane_of(run) == lane]
+                own = [each for each in runs.get(event_id, ()) if lane_of(each.listener) == lane]
                 if own and min(run.start for run in own) < latest:
                     verdict.count("inversions", f"{key}: {event_id} started before {whose} ended")
-                stood = evidence.rows[event_id].status != 3 and event_id not in passed
+                is_well = bool(own) and all(run.outcome in ("end", "deferred") for run in own)
+                stood = is_well or (evidence.rows[event_id].status != 3 and event_id not in passed)
                 end = evidence.ended_in(lane, event_id, runs.get(event_id, ()))
                 if stood and end > latest:
                     latest, whose = end, event_id
 
 
-def lane_of(run: Run) -> str:
-    """Return the name of a run's listener: a title is an event type, a space and the name."""
-    return run.listener.partition(" ")[2]
+def lane_of(title: str) -> str:
+    """Return the name of a listener: its title is an event type, a space and the name."""
+    return title.partition(" ")[2]
 
 
 def _judge_writers(key: str, intents: Sequence[Intent], verdict: Verdict) -> None:
