@@ -18,7 +18,7 @@ import django_outbox as outbox
 from django_outbox.conf import current
 from tests.faults import clock, receiver
 from tests.faults.models import Booking, Intent
-from tests.faults.witness import VARIABLE, healed, say, say_all, testify
+from tests.faults.witness import VARIABLE, healed, say, say_all, testify, troubled
 
 SEVERAL = {"hooks", "mails"} <= current().queues.keys()  # a scenario with several queues
 
@@ -315,6 +315,23 @@ def take_time(event: outbox.Event) -> None:
     if event.payload.get("partner"):
         receiver.call(event.payload["partner"], event.event_id)
 
+
+def be_in_trouble(event: outbox.Event) -> None:
+    """Fail, hang and fail, or die for as long as the trouble lasts."""
+    path = troubled(Path(os.environ[VARIABLE]))
+    how = path.read_text() if path.exists() else ""
+    if how == "hangs":
+        threading.Event().wait(1.6 * TIMEOUT)  # its thread ends before others hang in its place
+    if how:
+        raise outbox.Unrecoverable(how) if how == "dies" else ValueError(how)
+
+
+for kind in ("fault.kin", "fault.kith"):
+    outbox.listener(kind)(testifying(take_time))
+    outbox.listener(kind, name="ledger")(testifying(take_time))
+    outbox.listener(
+        kind, name="mail", timeout=TIMEOUT, retry=outbox.Fixed(0.2, max_attempts=10_000)
+    )(testifying(be_in_trouble))
 
 if SEVERAL:  # a queue that is not configured is an error
     for name, where in {"store": "default", "mail": "mails"}.items():

@@ -424,6 +424,19 @@ MUTANTS = (
         ],
     ),
     Mutant(
+        name="listeners of different names that wait for each other",
+        without="the listeners of a name have a lane of their own",
+        database="postgres",
+        scenario="siblings",
+        edits=[
+            (
+                "listeners/registry.py",
+                "    return name if is_usual else",
+                '    return "" if is_usual else',
+            )
+        ],
+    ),
+    Mutant(
         name="an atomic batch that commits what it has lost",
         without="an atomic batch commits only if all of its events are still leased by its worker",
         database="postgres",

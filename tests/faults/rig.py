@@ -345,11 +345,11 @@ class Rig:
         from django_outbox.models import OutboxEvent
 
         self.heal()
-        dead = OutboxEvent.objects.dead().values_list("event_id", flat=True)
+        dead = OutboxEvent.objects.dead().values_list("pk", "event_id")
         until = time.monotonic() + self.patience
-        while (ids := [*dead.all()]) and time.monotonic() < until:
-            with people.doing(self.diary, "replay", ids):
-                OutboxEvent.objects.filter(pk__in=ids).replay()
+        while (rows := dict(dead.all())) and time.monotonic() < until:
+            with people.doing(self.diary, "replay", [*rows.values()]):
+                OutboxEvent.objects.filter(pk__in=rows).replay()
             self.settle_down()
 
     def longest_wait(self) -> float:
@@ -476,6 +476,10 @@ class Rig:
     def heal(self) -> None:
         """Let all end that goes on until then."""
         witness.healed(self.witness).touch()
+
+    def trouble(self, how: str) -> None:
+        """Have the listener in trouble fail, hang or die from now on; empty: it is well."""
+        witness.troubled(self.witness).write_text(how)
 
     def one_that_runs(self) -> int:
         """Return the place of a worker that has started: one that has not holds nothing."""

@@ -70,6 +70,11 @@ def healed(path: Path) -> Path:
     return path.with_suffix(".healed")
 
 
+def troubled(path: Path) -> Path:
+    """The file that says what a troubled listener does: fails, hangs or dies."""
+    return path.with_suffix(".trouble")
+
+
 def heard(path: Path, offset: int = 0) -> list[Line]:
     """Return the whole lines that begin at the offset or later.
 

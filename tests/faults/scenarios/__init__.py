@@ -10,6 +10,7 @@ from tests.faults.scenarios import (
     queues,
     relays,
     relays_away,
+    siblings,
     stops,
 )
 from tests.faults.scenarios.registry import SCENARIOS
@@ -25,5 +26,6 @@ __all__ = [
     "queues",
     "relays",
     "relays_away",
+    "siblings",
     "stops",
 ]
