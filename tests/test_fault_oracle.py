@@ -312,7 +312,7 @@ WELL["each of two listeners lost with a worker"] = shared(
     ran(4, 5, listener="here", pid=TWO),
     ran(5.1, 5.2, listener="there", pid=TWO),
     faults=[lost_with(2)],
-    rescues=rescued(3.9, 3.9),
+    rescues=[replace(rescued(3.9)[0], listener=each) for each in ("here", "there")],
     rows=[row(rescues=1)],
 )
 ILL["one listener is out of order, and an event was replayed for another"] = (
@@ -464,7 +464,7 @@ Traceback (most recent call last):
 1.300 22 WARNING retry event_id=c event_type=t attempt=1 error=django_outbox.exceptions.ListenerTimeout
 1.400 22 WARNING listener runs longer than its timeout event_id=d event_type=t listener='t' seconds=1
 1.500 22 WARNING retry event_id=d event_type=t attempt=1 error=ValueError
-1.600 22 WARNING rescued event_id=e event_type=t rescues=1
+1.600 22 WARNING rescued event_id=e event_type=t listener='t' rescues=1
 """  # noqa: E501 - as they are written
 )
 
@@ -481,4 +481,6 @@ def test_the_log_says_what_was_written_off_and_not_merely_late() -> None:
 
 
 def test_the_log_says_what_was_rescued() -> None:
-    assert [*log.rescues(SAID)] == rescued(1.6, event_id="e")
+    assert [*log.rescues(SAID)] == [
+        replace(each, listener="t") for each in rescued(1.6, event_id="e")
+    ]

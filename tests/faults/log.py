@@ -64,7 +64,7 @@ def write_offs(said: Iterable[Said]) -> Iterator[Fault]:
 def rescues(said: Iterable[Said]) -> Iterator[Rescue]:
     for line in said:
         if line.text.startswith("rescued "):
-            yield Rescue(event_id=line.event_id, at=line.at)
+            yield Rescue(event_id=line.event_id, at=line.at, listener=line.listener)
 
 
 def _fault(kind: str, line: Said, until: float) -> Fault:

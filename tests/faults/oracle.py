@@ -77,6 +77,7 @@ class Rescue:
 
     event_id: str
     at: float  # monotonic
+    listener: str = ""  # its title; each listener of an event is rescued for itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -532,9 +533,10 @@ def _judge_rescues(evidence: Evidence, runs: Mapping[str, Sequence[Run]], verdic
         for fault in evidence.faults
         if fault.kind in CRASHES or fault.kind.startswith("restart")
     ]
-    rescues: defaultdict[str, list[float]] = defaultdict(list)
+    rescues: defaultdict[str, defaultdict[str, list[float]]]
+    rescues = defaultdict(lambda: defaultdict(list))  # by event and listener
     for rescue in evidence.rescues:
-        rescues[rescue.event_id].append(rescue.at)
+        rescues[rescue.event_id][rescue.listener].append(rescue.at)
     pids = _pids(evidence, runs)
     for event_id in {*rescues, *(each.event_id for each in evidence.rows.values() if each.rescues)}:
         names = _names(event_id, evidence)
@@ -550,13 +552,13 @@ def _judge_rescues(evidence: Evidence, runs: Mapping[str, Sequence[Run]], verdic
         # What of a key has failed is counted anew when it starts again after a crash.
         again = sum(run.outcome in ("failed", "deferred") for run in runs.get(event_id, ()))
         again *= len(names) > 1
-        rows = len(evidence.listeners_of(event_id))  # each with its listener is rescued for itself
         row = evidence.rows.get(event_id)
         if row is not None and row.rescues > len(lost):
             verdict.count("false_rescues", f"{event_id} {row}, {len(lost)} workers lost")
-        for number, at in enumerate(sorted(rescues[event_id]), 1):
-            if number > again + rows * sum(fault.at <= at for fault in lost):
-                verdict.count("false_rescues", f"{event_id} rescued at {at}, time {number}")
+        for own in rescues[event_id].values():
+            for number, at in enumerate(sorted(own), 1):
+                if number > again + sum(fault.at <= at for fault in lost):
+                    verdict.count("false_rescues", f"{event_id} rescued at {at}, time {number}")
 
 
 def _names(event_id: str, evidence: Evidence) -> set[str]:

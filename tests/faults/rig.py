@@ -656,7 +656,7 @@ def held_by(pid: int) -> frozenset[str]:
     from django_outbox.models import OutboxEvent, OutboxStream
 
     mine = {"locked_by__contains": f"-{pid}-"}
-    events = OutboxEvent.objects.filter(**mine).values_list("pk", flat=True)
+    events = OutboxEvent.objects.filter(**mine).values_list("event_id", flat=True)
     return frozenset([*events, *OutboxStream.objects.filter(**mine).values_list("key", flat=True)])
 
 
