@@ -118,10 +118,11 @@ class ListenerAlreadyRegistered(OutboxError):
 
 
 class UnroutableEvent(OutboxError):
-    """No registered listener matches the event.
+    """No registered listener matches the event, or the listener that it is for is not registered.
 
     It is not raised to your code, but stored in ``last_error``. ``OUTBOX["UNROUTABLE"]`` decides
-    what happens to the event. To correct it, register a listener, then replay the event.
+    what happens to the event. To correct it, register a listener, or give a renamed one its former
+    title (``formerly=``), then replay the event.
 
     Example::
 

@@ -83,7 +83,13 @@ def test_the_context_and_the_traceback_are_members() -> None:
 
 PACKAGE = Path(outbox.__file__).parent
 LEVELS = {"exception": "ERROR", "log": ""}  # `log` takes the level of the outcome
-OUTCOMES = {"retry": "WARNING", "deferred": "INFO", "dead": "ERROR", "lost": "INFO"}
+OUTCOMES = {
+    "retry": "WARNING",
+    "deferred": "INFO",
+    "dead": "ERROR",
+    "lost": "INFO",
+    "discarded": "WARNING",
+}
 
 Told = tuple[str, str, tuple[str, ...]]  # level, words, names of the values
 

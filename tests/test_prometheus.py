@@ -207,7 +207,8 @@ def test_a_delivery_is_counted_for_its_listener(shown: Shown, settings: Any) -> 
         return [shown(name, event_type=PLACED, listener=each, outcome=outcome) for each in titles]
 
     assert settled("done") == [3, 1, None, None]
-    assert settled("dead") == [None, 2, 1, None]
+    assert settled("dead") == [None, 2, None, None]
+    assert settled("discarded") == [None, None, 1, None]
     name = "outbox_schedule_to_start_seconds_count"
     assert [shown(name, listener=each) for each in titles] == [3, 3, 1, None]
 

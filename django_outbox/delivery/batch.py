@@ -142,7 +142,7 @@ class Batch:
     def _member(self, lease: Lease) -> Member | None:
         """Return an event of the batch; None if it was decided without a call."""
         listener = self._listener
-        found = routed(lease, self._settings, self._pauses, check_only=True)
+        found = routed(lease, self._settings, self._pauses, self._alias, check_only=True)
         if isinstance(found, Decision):
             self.decided.append((lease, found))
             return None

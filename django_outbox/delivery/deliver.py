@@ -15,8 +15,9 @@ from ..conf import Settings, current
 from ..exceptions import PayloadError, UnroutableEvent
 from ..listeners import registry
 from ..listeners.outcomes import DONE, Decision, Status
-from ..listeners.queues import can_be_awaited, queue_of
+from ..listeners.queues import can_be_awaited, is_published, queue_of
 from ..listeners.registry import Listener
+from ..models import live_workers
 from ..sql.values import Pauses
 from .call import Call
 from .decide import clean, dead, describe, failed, name
@@ -104,7 +105,7 @@ def _call(
 ) -> Call | Decision:
     """Return the call of an event's listener, or a decision if there is none now."""
     settings = current()
-    listener = routed(lease, settings, pauses)
+    listener = routed(lease, settings, pauses, alias)
     if isinstance(listener, Decision):
         return listener
     lease.waited = lease.waited or monotonic() - lease.claimed_at
@@ -152,7 +153,7 @@ def in_queue_of(listener: Listener, decision: Decision, lease: Lease) -> Decisio
 
 
 def routed(
-    lease: Lease, settings: Settings, pauses: Pauses, *, check_only: bool = False
+    lease: Lease, settings: Settings, pauses: Pauses, alias: str, *, check_only: bool = False
 ) -> Listener | Decision:
     """Decode and route; return a decision for what cannot be delivered, or not now.
 
@@ -165,31 +166,61 @@ def routed(
         lease.event.check_row() if check_only else lease.event.decode_row()
     except PayloadError as error:
         return dead(describe(error), kind=name(error))
-    return listener_of(lease) or unroutable(lease, settings)
+    return listener_of(lease) or unroutable(lease, settings, alias)
 
 
-def unroutable(lease: Lease, settings: Settings) -> Decision:
-    """Decide on an event without a listener.
+def unroutable(lease: Lease, settings: Settings, alias: str) -> Decision:
+    """Decide on an event that has no listener, or one that this process does not have.
 
-    Within the grace period it is deferred: in a rolling deploy only newer processes may know it.
+    Within the grace period it is deferred: in a rolling deploy only newer processes may know it. It
+    does not end while a live worker has its listener. Afterwards it is dead if no other listener
+    was given the event, and else discarded: it is what a removed listener did not get.
     """
-    event, grace = lease.event, settings.UNROUTABLE_GRACE
+    title, error = lease.listener, UnroutableEvent(_no_listener(lease, settings))
+    decision = dead(describe(error), kind=name(error))
     if settings.UNROUTABLE == "ignore":
-        return DONE
-    error = UnroutableEvent(
-        f"No listener for event type {event.event_type!r} of aggregate type "
-        f"{event.aggregate_type!r}. Registered nearby: {registry.similar_types(event.event_type)}. "
-        f"Expected a listener in a module named {settings.LISTENER_MODULE!r} of an installed app."
+        decision = DONE
+    elif settings.UNROUTABLE == "retry":
+        policy, executions = hooks.retry_policy(), lease.attempts + 1
+        decision = failed(error, executions, policy, settings.MAX_ATTEMPTS)
+    elif lease.age < settings.UNROUTABLE_GRACE:
+        return _deferred(lease, error, settings.UNROUTABLE_GRACE)
+    if decision.delay is not None or title is None:
+        return decision
+    if is_published(title, live_workers(alias)):
+        return _deferred(lease, error, settings.UNROUTABLE_GRACE)
+    if decision is DONE or len(lease.routes.split()) == 1:
+        return decision
+    return replace(decision, status=Status.DONE, outcome="discarded")
+
+
+def _no_listener(lease: Lease, settings: Settings) -> str:
+    kind, where = lease.event_type, f"a module named {settings.LISTENER_MODULE!r}"
+    near = f"Registered nearby: {registry.similar_types(kind)}."
+    if lease.listener is None:
+        return (
+            f"No listener for event type {kind!r} of aggregate type {lease.aggregate_type!r}. "
+            f"{near} Expected a listener in {where} of an installed app."
+        )
+    return (
+        f"No listener {lease.listener!r}, which this event of type {kind!r} is for. {near} "
+        f"Expected it in {where} of an installed app; if it was renamed, add formerly="
+        f"[{lease.listener!r}] to the listener."
     )
-    if settings.UNROUTABLE == "retry":
-        return failed(error, event.attempts + 1, hooks.retry_policy(), settings.MAX_ATTEMPTS)
-    if lease.age >= grace:
-        return dead(describe(error), kind=name(error))
+
+
+def _deferred(lease: Lease, error: UnroutableEvent, grace: float) -> Decision:
+    """Decide to wait for a worker that has the listener; ``grace`` is in seconds."""
     if lease.key is not None:
-        _warn_of_blocked_stream(lease.key, event.event_type, lease.listener, event.event_id)
-    wait = min(max(grace - lease.age, 0.1), grace / 20 + 1)
+        _warn_of_blocked_stream(lease.key, lease.event_type, lease.listener, lease.event_id)
+    left, longest = grace - lease.age, grace / 20 + 1
+    delay = min(max(left, 0.1), longest) if left > 0 else longest
     return Decision(
-        status=Status.NEW, delay=wait, error=clean(str(error)), kind=name(error), outcome="deferred"
+        status=Status.NEW,
+        delay=delay,
+        error=clean(str(error)),
+        kind=name(error),
+        outcome="deferred",
     )
 
 

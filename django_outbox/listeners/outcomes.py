@@ -116,7 +116,7 @@ class Decision:
     history: str | None = None  # JSON in ASCII; None keeps the row's history
     attempts: int | None = None  # of the row when it was leased; None: it is written in any case
     queue: str | None = None  # where the row waits from now on; None keeps its queue
-    outcome: str = "done"  # done · retry · deferred · dead · lost: for signals and logs
+    outcome: str = "done"  # done · retry · deferred · dead · discarded · lost: for signals
     written: bool = False  # already committed, with the changes of an atomic listener
     unavailable: str = ""  # why what it sends to cannot be reached: the breaker opens at once
 

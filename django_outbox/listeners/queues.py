@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 from ..conf import current
 from ..events import Event
@@ -88,6 +88,25 @@ def missing_of(aggregate_type: str, event_type: str, receipt: str) -> tuple[Rout
         each
         for each in routes_of(aggregate_type, event_type)
         if each.title is not None and given.isdisjoint((each.digest, *each.former))
+    )
+
+
+@until_registered
+def published() -> Mapping[str, Any]:
+    """Return what the row of a worker says of its listeners: their titles, and a digest of all."""
+    titles = sorted(each.title for each in registry.listeners())
+    former = sorted(title for each in registry.listeners() for title in each.formerly)
+    return {
+        "listeners": titles,
+        "formerly": former,
+        "registry": registry.digest("\n".join([*titles, "", *former])),
+    }
+
+
+def is_published(title: str, published_by: Iterable[Mapping[str, Any]]) -> bool:
+    """Return whether one of these workers has the listener with this title, or with it before."""
+    return any(
+        title in (*each.get("listeners", ()), *each.get("formerly", ())) for each in published_by
     )
 
 

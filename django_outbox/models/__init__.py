@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from datetime import timedelta
+from typing import Any
+
 from django.db import DatabaseError, ProgrammingError, connections, models, router
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
-from ..conf import index_name, table_name
+from ..conf import current, index_name, table_name
 from ..events import (
     GLOBAL,
     LANE_LENGTH,
@@ -20,6 +24,7 @@ from ..events import (
 from ..listeners.error_texts import LENGTH as CAUSE_LENGTH
 from ..listeners.options import TITLE_LENGTH
 from ..queue_settings import DEFAULT_QUEUE, MAX_QUEUE_NAME
+from ..sql import dialect_of
 from .event_queryset import OutboxQuerySet
 from .fields import ExactCharField, ExactTextField, PendingIndex, UTCDateTimeField
 from .inbox_queryset import InboxQuerySet
@@ -38,6 +43,7 @@ __all__ = [
     "OutboxWorker",
     "PauseQuerySet",
     "StreamQuerySet",
+    "live_workers",
     "missing_table",
     "write_statistics",
 ]
@@ -233,6 +239,14 @@ class OutboxWorker(models.Model):
 
     def __str__(self) -> str:
         return str(self.id)
+
+
+def live_workers(alias: str, *, but: str = "") -> list[dict[str, Any]]:
+    """Return what the rows of live workers say: those with a heartbeat in the last LEASE."""
+    connection = connections[alias]
+    lately = dialect_of(connection).clock(connection) - timedelta(seconds=current().LEASE)
+    rows = OutboxWorker.objects.using(alias).filter(heartbeat_at__gt=lately).exclude(pk=but)
+    return [json.loads(info) for info in rows.values_list("info", flat=True) if info]
 
 
 class OutboxLease(models.Model):

@@ -40,7 +40,7 @@ def report_settled(settled: Settled, *, alias: str) -> None:
     """Log what was settled, and send the signals."""
     has_receivers = bool(event_settled.receivers)
     for lease, decision in settled:
-        if decision.status is not Status.DONE:
+        if decision.status is not Status.DONE or decision.outcome == "discarded":
             _log(lease, decision)
         if decision.status is Status.DEAD:
             announce(event_dead, sender=alias, event=lease.event, cause=decision.error)
@@ -57,7 +57,7 @@ def report_settled(settled: Settled, *, alias: str) -> None:
 
 def _log(lease: Lease, decision: Decision) -> None:
     """Log the outcome of a delivery; the text of a listener's error only at level DEBUG."""
-    levels = {"dead": logging.ERROR, "retry": logging.WARNING}
+    levels = {"dead": logging.ERROR, "retry": logging.WARNING, "discarded": logging.WARNING}
     level = levels.get(decision.outcome, logging.INFO)
     if decision.unavailable:  # the circuit breaker's line tells it, for all events
         level = logging.DEBUG

@@ -51,9 +51,7 @@ class Statistics:
             minute, event_type = None, ""
             counts: list[int] = []  # of the type
             for lease, decision in settled:
-                if (
-                    decision.outcome not in PLACES
-                ):  # deferred, lost or moved: the next delivery counts
+                if decision.outcome not in PLACES:  # it was not delivered, or not for good
                     continue
                 if minute is None:
                     minute = _minute(lease.now.timestamp() + now - lease.claimed_at)

@@ -15,7 +15,8 @@ from django.db import connections
 
 from ..clocks import monotonic
 from ..conf import DAY
-from ..models import OutboxWorker
+from ..listeners.queues import published
+from ..models import OutboxWorker, live_workers
 from ..models.fields import DatabaseNow
 from ..sql import dialect_of
 from .queues import Held
@@ -68,7 +69,7 @@ class WorkerRow:
         leases: dict[str, Any] = {"held": len(self._held), "streams": len(self._streams)}
         if self._wakeup.suspect_waits:
             leases["suspect_waits"] = True
-        info = json.dumps({**self._info, **leases, "running": self._running()})
+        info = json.dumps({**self._info, **published(), **leases, "running": self._running()})
         if not rows.filter(pk=self._me).update(heartbeat_at=DatabaseNow(), info=info):
             rows.create(
                 id=self._me,
@@ -104,12 +105,8 @@ class WorkerRow:
         """Return the other live workers, as their rows show them."""
         if self._info["mode"] == "single_node":
             return []  # they stand by
-        connection = connections[self._alias]
-        lately = dialect_of(connection).clock(connection) - timedelta(seconds=self._held.lease)
-        rows = OutboxWorker.objects.using(self._alias).exclude(pk=self._me)
-        shown = rows.filter(heartbeat_at__gt=lately).values_list("info", flat=True)
-        found = [json.loads(info) for info in shown if info]
-        return [OtherWorker(each.get("streams"), each.get("queues")) for each in found]
+        others = live_workers(self._alias, but=self._me)
+        return [OtherWorker(each.get("streams"), each.get("queues")) for each in others]
 
     def _running(self) -> list[dict[str, Any]]:
         """Return the events that have run longest, so that users see where a worker hangs."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -15,9 +16,12 @@ import django_outbox as outbox
 from django_outbox.listeners import registry
 from django_outbox.listeners.outcomes import Status
 from django_outbox.listeners.queues import Route
-from django_outbox.models import OutboxEvent, OutboxStream
+from django_outbox.models import OutboxEvent, OutboxStream, OutboxWorker
+from django_outbox.signals import event_settled
 from django_outbox.sql import dialect_of
 from django_outbox.sql.values import LeaseKind
+from tests.cases import cases
+from tests.surroundings import heard
 from tests.table import (
     PLACED,
     claim,
@@ -32,6 +36,7 @@ from tests.table import (
     stream_claim,
     write,
 )
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -263,3 +268,127 @@ def test_a_lost_worker_that_had_routed_its_event_is_replaced_without_a_second_ro
         assert route_rows(event_id, me="lost") == 0
     assert sorted(calls) == expected([event_id], "a", "b")
     assert statuses() == {"DONE": 2}
+
+
+# -- a listener that this process does not have ----------------------------------------------------
+
+GONE = f"{PLACED} gone"
+SOLE, OTHERS = ("gone",), ("gone", "a")  # of an event; the first is known no more
+
+
+def given_to(*names: str, key: str | None = None) -> str:
+    """Write an event in a process that has these listeners."""
+    with listeners([], *names):
+        return write(key=key)[0]
+
+
+def ended(event_id: str) -> OutboxEvent:
+    return OutboxEvent.objects.of_event(event_id).get(listener=GONE)
+
+
+def show_worker(age: float = 0.0, **info: Any) -> None:
+    seen = now() - timedelta(seconds=age)
+    values = {"hostname": "web-1", "pid": 1, "started_at": seen, "heartbeat_at": seen}
+    OutboxWorker.objects.create(id=f"worker-{age}", info=json.dumps(info), **values)
+
+
+def deliver(by: str, names: Sequence[str]) -> None:
+    """Deliver what is due in a process that has but the last of these listeners."""
+    with listeners([], *names[1:]):
+        if by == "drain":
+            outbox.drain()
+            return
+        with outbox.Worker():
+            decided = OutboxEvent.objects.exclude(status=Status.NEW, last_error=None)
+            wait_until(lambda: decided.filter(listener=GONE).exists(), what="its decision")
+
+
+@pytest.mark.parametrize("by", ["drain", "worker"])
+@pytest.mark.parametrize("key", [None, "k"], ids=["plain", "keyed"])
+@pytest.mark.parametrize(
+    ("names", "status", "outcome"),
+    [(SOLE, Status.DEAD, "dead"), (OTHERS, Status.DONE, "discarded")],
+    ids=["sole", "others"],
+)
+def test_what_only_a_removed_listener_was_given_is_dead_and_else_discarded(
+    settings: Any,
+    caplog: pytest.LogCaptureFixture,
+    names: tuple[str, ...],
+    status: Status,
+    outcome: str,
+    key: str | None,
+    by: str,
+) -> None:
+    settings.OUTBOX = {"UNROUTABLE_GRACE": 0}
+    event_id = given_to(*names, key=key)
+    show_worker(age=60, listeners=[GONE])  # it is lost
+    show_worker(listeners=[f"{GONE}r"], formerly=[PLACED])
+    with heard(event_settled) as settled:
+        deliver(by, names)
+    found = ended(event_id)
+    assert (found.status, found.attempts, found.available_at) == (status, 0, None)
+    assert f"{GONE!r}" in str(found.last_error)
+    assert [each["outcome"] for each in settled if each["event"].listener == GONE] == [outcome]
+    said = [each.getMessage() for each in caplog.records if each.getMessage().startswith(outcome)]
+    assert len(said) == 1
+    assert event_id in said[0]
+
+
+@pytest.mark.parametrize("by", ["drain", "worker"])
+@pytest.mark.parametrize("key", [None, "k"], ids=["plain", "keyed"])
+@pytest.mark.parametrize("known", ["listeners", "formerly"])
+def test_what_a_live_worker_knows_waits_for_it_past_the_grace(
+    settings: Any, known: str, key: str | None, by: str
+) -> None:
+    settings.OUTBOX = {"UNROUTABLE_GRACE": 0}
+    event_id = given_to(*OTHERS, key=key)
+    show_worker(**{known: [PLACED, GONE]})
+    deliver(by, OTHERS)
+    found = ended(event_id)
+    assert (found.status, found.attempts, found.locked_by) == (Status.NEW, 0, None)
+    assert f"{GONE!r}" in str(found.last_error)
+    OutboxWorker.objects.all().delete()
+    calls: list[str] = []
+    with listeners(calls, "gone"):
+        outbox.drain(at=now() + timedelta(seconds=5))
+    assert calls == [f"{GONE} {event_id}"]
+
+
+SETTINGS_SAY: list[tuple[dict[str, Any], tuple[str, ...], bool, tuple[Status, int]]] = [
+    ({"UNROUTABLE": "ignore"}, SOLE, False, (Status.DONE, 0)),
+    ({"UNROUTABLE": "ignore"}, SOLE, True, (Status.NEW, 0)),
+    ({"UNROUTABLE": "retry"}, OTHERS, False, (Status.RETRY, 1)),
+    ({"UNROUTABLE": "retry", "MAX_ATTEMPTS": 1}, SOLE, False, (Status.DEAD, 1)),
+    ({"UNROUTABLE": "retry", "MAX_ATTEMPTS": 1}, OTHERS, False, (Status.DONE, 1)),
+    ({"UNROUTABLE": "retry", "MAX_ATTEMPTS": 1}, OTHERS, True, (Status.NEW, 0)),
+    ({"UNROUTABLE_GRACE": 600}, OTHERS, False, (Status.NEW, 0)),
+]
+
+
+@cases(("options", "names", "is_known", "expected"), SETTINGS_SAY)
+def test_the_settings_say_what_happens_to_what_nobody_has(
+    settings: Any,
+    options: dict[str, Any],
+    names: tuple[str, ...],
+    is_known: bool,
+    expected: tuple[Status, int],
+) -> None:
+    OutboxEvent.objects.all().delete()
+    OutboxWorker.objects.all().delete()
+    settings.OUTBOX = options
+    event_id = given_to(*names)
+    if is_known:
+        show_worker(listeners=[GONE])
+    deliver("drain", names)
+    assert (ended(event_id).status, ended(event_id).attempts) == expected
+
+
+def test_a_dead_event_is_replayed_once_its_listener_is_back(settings: Any) -> None:
+    settings.OUTBOX = {"UNROUTABLE_GRACE": 0}
+    event_id = given_to(*SOLE)
+    deliver("drain", SOLE)
+    calls: list[str] = []
+    with listeners(calls, "back", formerly=[GONE]):
+        assert OutboxEvent.objects.dead().replay() == 1
+        outbox.drain()
+    assert calls == [f"{PLACED} back {event_id}"]

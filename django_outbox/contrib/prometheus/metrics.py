@@ -57,7 +57,8 @@ COUNTERS: Final = _specs(
         BY_DELIVERY: {"events_rescued": "Deliveries rescued from a lost worker."},
         (*BY_DELIVERY, "outcome"): {
             "events_settled": (
-                "Deliveries settled, by outcome (done, retry, deferred, dead; lost: work undone)."
+                "Deliveries settled, by outcome (done, retry, deferred, dead; discarded: no worker "
+                "has the listener; lost: work undone)."
             )
         },
         (*BY_DATABASE, "source"): {

@@ -17,7 +17,7 @@ from .collectors import BacklogCollector
 from .metrics import Metrics
 
 OTHER = "other"  # label of all event types and titles without a listener in this process
-OUTCOMES = ("done", "retry", "deferred", "dead")
+OUTCOMES = ("done", "retry", "deferred", "dead", "discarded")
 RELAY_OUTCOMES = ("published", "refused", "deferred")  # of messages
 
 _installed: Receivers | None = None
