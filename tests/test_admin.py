@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
 from typing import Any
-from urllib.parse import urlencode, urljoin, urlsplit
+from urllib.parse import quote_plus, urlencode, urljoin, urlsplit
 
 import pytest
 from django.contrib.admin.models import CHANGE, DELETION, LogEntry
@@ -342,18 +342,18 @@ def test_nothing_is_done_before_a_page_has_asked(verb: str) -> None:
     page = tick(client, verb, *(each.pk for each in dead), done.pk, "no-such-event")
     text = html.unescape(page.content.decode())
     assert (checksum(), traces()) == (before, [])
-    assert f"{verb.title()} 2 events?" in text
+    assert f"{verb.title()} 2 deliveries?" in text
     assert "2 of your selection are left out" in text
     assert all(each.pk in text for each in dead)
     response = say_yes(client, page)
     assert response.status_code == 302
-    assert said(response).startswith("2 events were")
+    assert said(response).startswith("2 deliveries were")
     assert shared_trace()[2].endswith(f": {', '.join(each.pk for each in dead)}")
 
     page = client.get(url_of(verb, make().pk))
-    assert f"{verb.title()} 1 event?" in page.content.decode()
+    assert f"{verb.title()} 1 delivery?" in page.content.decode()
     assert OutboxEvent.objects.dead().count() == 1
-    assert said(say_yes(client, page)).startswith("1 event was")
+    assert said(say_yes(client, page)).startswith("1 delivery was")
     assert not OutboxEvent.objects.dead().exists()
 
 
@@ -365,20 +365,20 @@ def test_what_waits_runs_now() -> None:
     client = visitor("view", "replay")
     response = say_yes(client, tick(client, "run_now", *(e.pk for e in [*waiting, *rest])))
     assert said(response) == (
-        "2 events were made due. 3 were skipped because of their state: 1 new, 1 done, 1 dead."
+        "2 deliveries were made due. 3 were skipped because of their state: 1 new, 1 done, 1 dead."
     )
     assert {e.pk for e in OutboxEvent.objects.due()} == {e.pk for e in waiting}
     assert OutboxEvent.objects.get(pk=waiting[1].pk).attempts == 3
     ids = ", ".join(each.pk for each in waiting)
-    assert shared_trace() == ("2 events", CHANGE, f"Made due now. 2 events: {ids}")
+    assert shared_trace() == ("2 deliveries", CHANGE, f"Made due now. 2 deliveries: {ids}")
 
 
 def test_events_replayed_together_share_an_entry_and_one_has_its_own() -> None:
     events = [make() for _ in range(3)]
     client = visitor("view", "replay")
-    assert said(act(client, "replay", *events)) == "3 events were replayed."
+    assert said(act(client, "replay", *events)) == "3 deliveries were replayed."
     ids = ", ".join(each.pk for each in events)
-    assert shared_trace() == ("3 events", CHANGE, f"Replayed. 3 events: {ids}")
+    assert shared_trace() == ("3 deliveries", CHANGE, f"Replayed. 3 deliveries: {ids}")
     for event in events:  # who replayed it is in its history
         assert table.history(event.pk)[-1].by == User.objects.get().username
     single = make()
@@ -395,7 +395,7 @@ def test_only_dead_events_are_acted_upon_and_the_rest_is_counted(verb: str) -> N
     dead = make()
     response = act(visitor("view", verb), verb, dead, *kept, "no-such-event")
     assert said(response) == (
-        f"1 event was {'replayed' if verb == 'replay' else 'discarded'}. "
+        f"1 delivery was {'replayed' if verb == 'replay' else 'discarded'}. "
         "4 were skipped because of their state: 1 new, 2 done, 1 retry. "
         "1 was skipped because it is gone or has changed meanwhile."
     )
@@ -427,9 +427,9 @@ def test_a_bulk_action_continues_from_page_to_page_and_ends(
         alive = OutboxEvent.objects.filter(status=Status.NEW)
         alive.update(status=Status.DEAD, done_at=table.now() + HOUR)
         make(done_at=table.now() + HOUR)
-    assert told == [f"{n} events were replayed." for n in (2, 4, 5)]
-    assert said(page) == "5 events were replayed."
-    assert shared_trace()[0] == "5 events"  # one entry, whatever the number of pages
+    assert told == [f"{n} deliveries were replayed." for n in (2, 4, 5)]
+    assert said(page) == "5 deliveries were replayed."
+    assert shared_trace()[0] == "5 deliveries"  # one entry, whatever the number of pages
 
 
 def test_a_bulk_action_with_an_invalid_token_is_refused() -> None:
@@ -457,6 +457,28 @@ def test_forged_ids_change_nothing(verb: str, forged: str) -> None:
     assert checksum() == before
 
 
+@pytest.mark.parametrize("verb", VERBS)
+def test_deliveries_of_one_event_are_counted_as_such(verb: str) -> None:
+    """Each is named with its listener; those that are not ticked stay, and so does their event."""
+    event = make(listener="order.placed")
+    _, mail, audit = table.siblings(event.pk, "order.placed mail", "* audit")
+    client = visitor("view", verb)
+    page = tick(client, verb, event.pk, mail, audit)
+    text = html.unescape(page.content.decode())
+    assert f"{verb.title()} 3 deliveries of 1 event?" in text
+    named = re.findall(r'<li>([^<]+) <span class="outbox-id">([^<]+)</span>', text)
+    assert {*named} == {
+        ("order.placed", event.pk),
+        ("order.placed mail", mail),
+        ("order.placed → * audit", audit),
+    }
+    bulk = html.unescape(body(client, all_url(verb), listener="order.placed mail"))
+    assert f"{verb.title()} 1 delivery?" in bulk
+    assert said(say_yes(client, tick(client, verb, mail, audit))).startswith("2 deliveries were ")
+    assert [each.pk for each in OutboxEvent.objects.dead()] == [event.pk]
+    assert shared_trace()[0] == "2 deliveries"
+
+
 def test_an_id_with_a_slash_can_be_acted_upon() -> None:
     event = make(event_id="2026/01_5F?&#")
     client = visitor("view", "replay")
@@ -466,7 +488,7 @@ def test_an_id_with_a_slash_can_be_acted_upon() -> None:
     found = re.search(r'outbox-replay" href="([^"]+)"', body(client, html.unescape(link[1])))
     assert found is not None
     response = say_yes(client, client.get(html.unescape(found[1])))
-    assert (said(response), traces()) == ("1 event was replayed.", [(event.pk, CHANGE)])
+    assert (said(response), traces()) == ("1 delivery was replayed.", [(event.pk, CHANGE)])
 
 
 def test_the_way_back_keeps_the_list_s_filters() -> None:
@@ -486,13 +508,14 @@ def test_the_way_back_keeps_the_list_s_filters() -> None:
 
 
 def test_the_list_says_what_is_stuck() -> None:
-    """The list shows type, id, aggregate, status, attempts, times and the error's first line."""
-    make(last_error="builtins.KeyError: 'sku'\n  File …", event_id="01DEAD", payload='"secret"')
+    """It has listener, id, aggregate, status, attempts, times and the error's first line."""
+    error = "builtins.KeyError: 'sku'\n  File …"
+    make(last_error=error, event_id="01DEAD", payload='"secret"', listener="order.placed mail")
     page = body(visitor("view"), reverse(LIST))
     row = re.search(r"<tbody>(.*)</tbody>", page, re.DOTALL)
     assert row is not None
     text = html.unescape(re.sub(r"<[^>]+>", "|", row[1]))
-    for part in ("order.placed", "01DEAD", "shop.Order 17", "dead", "|3|", "KeyError: 'sku'"):
+    for part in ("order.placed mail", "01DEAD", "shop.Order 17", "dead", "|3|", "KeyError: 'sku'"):
         assert part in text
     assert "File" not in text
     assert "secret" not in text
@@ -643,6 +666,30 @@ def test_filter_by_type(listen: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert listed(client, event_type="type") == []
 
 
+def test_filter_by_listener(listen: Any) -> None:
+    """By the exact title, of those registered here or the selected one, with any other filter."""
+    listen(lambda event: None)
+    event = make(listener="order.placed", key="k", seq=1)
+    mail = table.siblings(event.pk, "order.placed mail")[1]
+    make(Status.DONE, listener="order.placed mailing")
+    client = visitor("view", "replay")
+    page = body(client, reverse(LIST))
+    titles = {each.title for each in registry.listeners()}
+    assert {*re.findall(r'\?listener=([^"&]+)"', page)} == {quote_plus(each) for each in titles}
+    for more in ({}, {"state": "dead"}):
+        found = body(client, reverse(LIST), listener="order.placed mail", **more)
+        assert re.findall(r'<th class="field-event"><a href="[^"]+">([^<]+) <', found) == [
+            "order.placed mail"
+        ]
+        assert reverse(PAGE, args=[quote(mail)]) in found
+        assert "listener=order.placed+mail" in found  # the selected one is offered, too
+    assert listed(client, listener="mail") == []
+    page = body(client, reverse(PAGE, args=[quote(mail)]))
+    assert "kind=listener&amp;name=order.placed+mail" not in page
+    page = body(visitor("view", "pause_outboxpause"), reverse(PAGE, args=[quote(mail)]))
+    assert "kind=listener&amp;name=order.placed+mail" in page
+
+
 def offered_types(page: str) -> list[str]:
     return sorted(set(re.findall(r'\?event_type=([^"&]+)"', page)))
 
@@ -742,8 +789,8 @@ def test_actions_cost_few_queries_per_batch(django_assert_max_num_queries: Any) 
     page = client.get(all_url("replay"))
     with django_assert_max_num_queries(40):
         response = say_yes(client, page)
-    assert said(response) == "25 events were replayed."
-    assert shared_trace()[0] == "25 events"
+    assert said(response) == "25 deliveries were replayed."
+    assert shared_trace()[0] == "25 deliveries"
 
 
 def test_the_list_counts_no_further_than_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -752,7 +799,7 @@ def test_the_list_counts_no_further_than_its_limit(monkeypatch: pytest.MonkeyPat
     assert "There are more than" not in body(client, reverse(LIST))
     monkeypatch.setattr(changelist, "COUNT_LIMIT", 119)
     page = body(client, reverse(LIST))
-    assert "There are more than 119 events here" in page
+    assert "There are more than 119 deliveries here" in page
     assert len(listed(client, p="3")) == 19
     beyond = body(client, reverse(LIST), p="4")
     assert "There is no page 4 of this list." in beyond
@@ -778,7 +825,7 @@ def test_a_replica_is_never_asked(settings: Any) -> None:
     assert not OutboxEvent.objects.exists()
     client = visitor("view", "replay")
     assert listed(client) == [event.pk]
-    assert said(press(client, "replay", event.pk)) == "1 event was replayed."
+    assert said(press(client, "replay", event.pk)) == "1 delivery was replayed."
     assert OutboxEvent.objects.using("default").get().status == Status.NEW
 
 

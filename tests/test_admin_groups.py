@@ -102,12 +102,12 @@ def test_an_action_touches_all_events_of_one_cause_and_no_others(
     [link] = [each for each in links_of(row) if f"/all/{verb}/" in each]
     page = client.get(link)
     text = page.content.decode()
-    assert f"{verb.capitalize()} 6 events?" in text
+    assert f"{verb.capitalize()} 6 deliveries?" in text
     assert "cause: OSError: a.example refused order #" in text
     assert OutboxEvent.objects.dead().count() == 12
     while (page := say_yes(client, page)).status_code == 200:
         pass
-    assert said(page).startswith("6 events were ")
+    assert said(page).startswith("6 deliveries were ")
     assert page.url == reverse(GROUPS)
     left = OutboxEvent.objects.filter(pk__in=[each.pk for each in these])
     assert [*left.values_list("status", flat=True)] == ([0] * 6 if verb == "replay" else [])

@@ -9,6 +9,7 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 
 import pytest
 from django.contrib.admin.sites import site
+from django.contrib.admin.utils import quote
 from django.contrib.auth.models import Permission, User
 from django.test import Client
 from django.urls import reverse
@@ -16,7 +17,7 @@ from django.urls import reverse
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent
 from tests.cases import cases
-from tests.table import undone
+from tests.table import siblings, undone
 from tests.test_admin import LIST, PAGE, body, checksum, listed, make, visitor
 from tests.testapp.models import Order
 
@@ -57,6 +58,15 @@ def test_whole_words_find_events(text: str, names: str) -> None:
     }
     made["none"].delete()
     assert listed(visitor("view"), q=text) == [made[each].pk for each in names.split()]
+
+
+def test_an_events_id_finds_all_its_deliveries_and_a_rows_own_that_one() -> None:
+    event, _ = make(listener="order.placed"), make()
+    _, mail = siblings(event.pk, "order.placed mail")
+    client = visitor("view")
+    assert listed(client, q=event.pk) == listed(client, q=event.pk, state="dead") == [event.pk] * 2
+    assert listed(client, q=mail) == [event.pk]
+    assert reverse(PAGE, args=[quote(mail)]) in body(client, reverse(LIST), q=mail)
 
 
 def test_a_search_and_the_filters_apply_together() -> None:

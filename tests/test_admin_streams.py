@@ -114,8 +114,8 @@ def test_a_waiting_head_is_skipped_from_its_page_unless_a_worker_has_it(
         " ".join(map(str, get_messages(admin_client.post(each).wsgi_request)))  # as confirmed
         for each in urls
     ]
-    assert told[0] == "1 event was skipped."
-    assert "0 events were skipped. 1 was skipped because of its state" in told[1]
+    assert told[0] == "1 delivery was skipped."
+    assert "0 deliveries were skipped. 1 was skipped because of its state" in told[1]
     assert [row(each).status for each in heads] == [DEAD, RETRY]
     assert [*OutboxStream.objects.due().values_list("key", flat=True)] == ["a"]
     assert [*LogEntry.objects.values_list("object_id", flat=True)] == [heads[0]]

@@ -133,13 +133,13 @@ def test_rates_of_the_last_minutes_decide_the_verdict(admin_client: Client) -> N
     minute(2, dead=1, owner="another", rescued=3)
     assert verdict(body(admin_client)) == [
         "Events are not delivered as they should be",
-        "A worker was lost: 3 of its events were rescued in the last 5 minutes.",
-        "11 of the 101 events that ended in the last 5 minutes are dead.",
+        "A worker was lost: 3 of its deliveries were rescued in the last 5 minutes.",
+        "11 of the 101 deliveries that ended in the last 5 minutes are dead.",
     ]
     OutboxStatistics.objects.all().delete()
     minute(1, retry=2)
     assert verdict(body(admin_client))[1:] == [
-        "No event was done in the last 5 minutes; 2 executions failed."
+        "No delivery was done in the last 5 minutes; 2 executions failed."
     ]
 
 
@@ -174,7 +174,7 @@ def test_41_what_waits_is_counted_by_type(admin_client: Client) -> None:
     insert(4, due=60, event_type="order.paid")
     insert(3, due=20, event_type="order.paid", locked_by="worker-0", locked_at=now())
     text = body(admin_client)
-    assert verdict(text)[1] == "The oldest due event has waited for 1 min."
+    assert verdict(text)[1] == "The oldest due delivery has waited for 1 min."
     found = part(text, "types")
     for line in ("order.paid 3 1 4", "order.placed 2 1 min"):
         assert line in found
@@ -216,8 +216,8 @@ def test_41_the_dead_are_told_apart_by_their_cause(admin_client: Client) -> None
         "– ",
     ):
         assert line in found, found
-    assert "5 events are dead." in verdict(text)
-    assert f'<a href="{causes}">5 events are dead.</a>' in text
+    assert "5 deliveries are dead." in verdict(text)
+    assert f'<a href="{causes}">5 deliveries are dead.</a>' in text
     (link,) = re.findall(rf'href="{causes}#(cause-\w+)">ValueError', text)
     assert f'id="{link}"' in admin_client.get(causes).content.decode()
     for number in range(6):
@@ -402,7 +402,7 @@ def test_the_event_that_stops_its_workers_is_named(admin_client: Client) -> None
     lose(poison, "host-1-a1", "host-2-b2")
     lose(neighbour, "host-1-a1", "host-2-b2")
     lose(innocent, "host-1-a1")
-    assert "One of 2 events may stop its workers. Each of them is tried alone now." in verdict(
+    assert "One of 2 deliveries may stop its workers. Each of them is tried alone now." in verdict(
         body(admin_client)
     )
     lose(poison, "host-3-c3")

@@ -146,7 +146,7 @@ def test_a_queue_with_due_events_that_no_worker_serves_is_a_problem(admin_client
         text = test_dashboard.body(admin_client)
     assert test_dashboard.verdict(text) == [
         "Events are not delivered as they should be",
-        "No live worker serves the queue hooks, where events are due.",
+        "No live worker serves the queue hooks, where deliveries are due.",
     ]
     assert "queues" in test_dashboard.order(text)[:3]
     serving("two", "hooks")
@@ -158,7 +158,7 @@ def test_a_queue_that_is_not_configured_is_a_problem_only_without_default(
 ) -> None:
     insert(2, queue="gone")
     serving("one", "hooks")
-    says = "No live worker serves the queue gone, where events are due."
+    says = "No live worker serves the queue gone, where deliveries are due."
     assert says in test_dashboard.body(admin_client)
     serving("two", "default")
     assert says not in test_dashboard.body(admin_client)

@@ -111,7 +111,7 @@ def test_the_confirmation_offers_a_choice_for_several_events(boss: Client) -> No
 def test_ticked_events_are_replayed_slowly(boss: Client) -> None:
     ids = sorted(dead(3))
     response = ticked(boss, ids[::-1], pace="slowly")
-    assert "3 events were replayed. They are due one after the other, the last at " in said(
+    assert "3 deliveries were replayed. They are due one after the other, the last at " in said(
         response
     )
     assert steps(times(ids)) == {timedelta(seconds=0.6)}
@@ -120,7 +120,7 @@ def test_ticked_events_are_replayed_slowly(boss: Client) -> None:
 def test_only_the_first_ten_of_the_ticked_ones_are_replayed(boss: Client) -> None:
     ids = sorted(dead(12))
     response = ticked(boss, ids[::-1], pace="first")
-    assert said(response) == "10 events were replayed."
+    assert said(response) == "10 deliveries were replayed."
     assert {*OutboxEvent.objects.dead().values_list("pk", flat=True)} == {*ids[10:]}
 
 
@@ -137,9 +137,9 @@ def test_all_that_match_are_replayed_slowly_over_several_pages(
         data, pages = {"progress": token(page)}, pages + 1  # the token has the pace from now on
     assert pages == 3
     assert steps(times(ids)) == {timedelta(seconds=0.6)}
-    assert "5 events were replayed. They are due one after the other" in said(page)
+    assert "5 deliveries were replayed. They are due one after the other" in said(page)
     entry = LogEntry.objects.get()
-    assert (entry.object_repr, entry.action_flag, entry.object_id) == ("5 events", CHANGE, None)
+    assert (entry.object_repr, entry.action_flag, entry.object_id) == ("5 deliveries", CHANGE, None)
     assert {each.by for each in histories() if each.kind == "replayed"} == {admin_user.username}
 
 
@@ -150,7 +150,7 @@ def test_only_the_first_ten_of_all_that_match_are_replayed(
     ids = sorted(dead(15))
     page = boss.get(reverse(ALL))
     response = boss.post(reverse(ALL), {"progress": token(page), "pace": "first"})
-    assert said(response) == "10 events were replayed."
+    assert said(response) == "10 deliveries were replayed."
     assert {*OutboxEvent.objects.dead().values_list("pk", flat=True)} == {*ids[10:]}
 
 
@@ -171,7 +171,7 @@ def test_an_entry_names_at_most_some_ids(boss: Client, monkeypatch: pytest.Monke
     ids = sorted(dead(3))
     ticked(boss, ids, pace="at_once")
     message = LogEntry.objects.get().get_change_message()
-    assert message == f"Replayed. 3 events: {ids[0]}, {ids[1]}, …"
+    assert message == f"Replayed. 3 deliveries: {ids[0]}, {ids[1]}, …"
 
 
 def dead(count: int = 1, **columns: Any) -> list[str]:

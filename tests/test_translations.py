@@ -10,8 +10,8 @@ from django.utils import translation
 from tests.test_admin import LIST, PAGE, make
 
 PAGES = {  # texts of each page: title, column, state, action
-    "de": (["Outbox-Ereignisse", "Fehlversuche", "tot", "Tote erneut zustellen"], "Nutzdaten"),
-    "zh-hans": (["发件箱事件", "失败次数", "死信", "重新投递死信"], "载荷"),
+    "de": (["Outbox-Zustellungen", "Fehlversuche", "tot", "Tote erneut zustellen"], "Nutzdaten"),
+    "zh-hans": (["发件箱投递", "失败次数", "死信", "重新投递死信"], "载荷"),
 }
 
 

@@ -57,10 +57,10 @@ class EventAction:
     name: str
     permission: str  # checked on OutboxEvent; one permission may allow several actions
     label: Any  # lazily translated, as are the texts below
-    question: Any  # formatted with the number of events
-    hint: Any  # what happens to the events
+    question: Any  # formatted with what ``amount`` says
+    hint: Any  # what happens to the deliveries
     log_message: Any
-    result_message: Any  # formatted with the number of events
+    result_message: Any  # formatted with the number of deliveries
     log_flag: int  # action_flag of the LogEntry
     applicable: Callable[[OutboxQuerySet], OutboxQuerySet]  # selects the events that allow it
     # Finds candidates by an index, without a full scan.
@@ -74,13 +74,13 @@ REPLAY: Final = EventAction(
     name="replay",
     permission="replay",
     label=_("Replay"),
-    question=ngettext_lazy("Replay %d event?", "Replay %d events?"),
+    question=_("Replay %s?"),
     hint=_(
         "They are delivered again as if new: no attempts, due at once, with the same id, payload "
-        "and headers. Listeners of a shared event that are done already are not called again."
+        "and headers. Other listeners of the same events are not called."
     ),
     log_message=_("Replayed."),
-    result_message=ngettext_lazy("%d event was replayed.", "%d events were replayed."),
+    result_message=ngettext_lazy("%d delivery was replayed.", "%d deliveries were replayed."),
     log_flag=CHANGE,
     applicable=OutboxQuerySet.dead,
     scan=state_filter.scan_dead,
@@ -91,10 +91,10 @@ DISCARD: Final = EventAction(
     name="discard",
     permission="discard",
     label=_("Discard"),
-    question=ngettext_lazy("Discard %d event?", "Discard %d events?"),
+    question=_("Discard %s?"),
     hint=_("They are deleted and will never be delivered. This cannot be undone."),
     log_message=_("Discarded."),
-    result_message=ngettext_lazy("%d event was discarded.", "%d events were discarded."),
+    result_message=ngettext_lazy("%d delivery was discarded.", "%d deliveries were discarded."),
     log_flag=DELETION,
     applicable=OutboxQuerySet.dead,
     scan=state_filter.scan_dead,
@@ -104,13 +104,13 @@ RUN_NOW: Final = EventAction(
     name="run_now",
     permission="replay",
     label=_("Run now"),
-    question=ngettext_lazy("Run %d event now?", "Run %d events now?"),
+    question=_("Run %s now?"),
     hint=_(
         "They are due at once instead of waiting for their time or next try. "
         "Attempts keep counting."
     ),
     log_message=_("Made due now."),
-    result_message=ngettext_lazy("%d event was made due.", "%d events were made due."),
+    result_message=ngettext_lazy("%d delivery was made due.", "%d deliveries were made due."),
     log_flag=CHANGE,
     applicable=OutboxQuerySet.waiting,
     scan=state_filter.scan_due_later,
@@ -120,13 +120,13 @@ SKIP: Final = EventAction(
     name="skip",
     permission="discard",
     label=_("Skip"),
-    question=ngettext_lazy("Skip %d event?", "Skip %d events?"),
+    question=_("Skip %s?"),
     hint=_(
         "They become dead and can be replayed, and the events behind them continue. With ON_DEAD "
         '= "block" they still block the stream: discard them instead.'
     ),
     log_message=_("Skipped."),
-    result_message=ngettext_lazy("%d event was skipped.", "%d events were skipped."),
+    result_message=ngettext_lazy("%d delivery was skipped.", "%d deliveries were skipped."),
     log_flag=CHANGE,
     applicable=OutboxQuerySet.skippable,
     scan=state_filter.scan_due_later,
@@ -137,9 +137,20 @@ BULK_ACTIONS: Final = (REPLAY, RUN_NOW, DISCARD)  # actions for all events that 
 ACTIONS: Final = (*BULK_ACTIONS, SKIP)
 
 
+def amount(deliveries: int, events: int | None = None) -> str:
+    """Say how many deliveries there are, and of how many events if these are fewer."""
+    text = ngettext("%d delivery", "%d deliveries", deliveries) % deliveries
+    if events is None or events == deliveries:
+        return text
+    text_of = ngettext(
+        "%(deliveries)s of %(events)d event", "%(deliveries)s of %(events)d events", events
+    )
+    return text_of % {"deliveries": text, "events": events}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionResult:
-    """The result of an action for the events that a user chose."""
+    """The result of an action for the deliveries that a user chose."""
 
     action: EventAction
     done: int
@@ -244,7 +255,7 @@ class ActionLog:
         return {"object_id": event.pk, "object_repr": str(event)[:MAX_REPR], "change_message": text}
 
     def _for_all(self) -> dict[str, Any]:
-        number = ngettext("%d event", "%d events", self.count) % self.count
+        number = amount(self.count)
         more = "" if len(self._ids) >= self.count else ", …"
         which = self._about or ", ".join(self._ids) + more
         text = f"{self._message} {number}: {which}"

@@ -137,7 +137,7 @@ class EventList(ChangeList):
         except OperationalError:  # if it is not the time, the next query raises the same
             return self._among_newest()
         if len(ids) > MATCH_LIMIT:
-            text = gettext("Only the newest %d events that match are listed.") % MATCH_LIMIT
+            text = gettext("Only the newest %d deliveries that match are listed.") % MATCH_LIMIT
             self.truncation = Truncation(message=text, next_id=ids.pop())
         found = self.root_queryset.filter(pk__in=ids)  # which need not be compared again
         return found.order_by(*self.matching.query.order_by)
@@ -146,9 +146,9 @@ class EventList(ChangeList):
         assert state.scan is not None
         result = state.scan(self.scannable, self.span)
         if not result.is_all:
-            text = gettext("Only the first %d events were searched.")
+            text = gettext("Only the first %d deliveries were searched.")
             if result.next_id is not None:
-                text = gettext("Only the newest %d events were searched.")
+                text = gettext("Only the newest %d deliveries were searched.")
             self.truncation = Truncation(message=text % result.scanned, next_id=result.next_id)
         return cast("QuerySet[Any]", self.matching.filter(result.where))
 
@@ -158,7 +158,7 @@ class EventList(ChangeList):
         if up_to := self.span[1]:
             rows = rows.filter(pk__lte=up_to)
         for next_id in rows.values_list("pk", flat=True)[SCAN_LIMIT : SCAN_LIMIT + 1]:
-            text = gettext("Only the newest %d events were searched.") % SCAN_LIMIT
+            text = gettext("Only the newest %d deliveries were searched.") % SCAN_LIMIT
             self.truncation = Truncation(message=text, next_id=next_id)
             return self.matching.filter(pk__gt=next_id)
         return self.matching
@@ -169,7 +169,7 @@ def _describe(error: IncorrectLookupParameters, params: Any) -> str:
     name = error.args[0] if error.args and isinstance(error.args[0], str) else None
     shown = {name: params[name]} if name in params else params
     filters = ", ".join(f"{key}={value}" for key, each in shown.items() for value in each)
-    return gettext("No event is listed, because this filter is not possible: %s.") % filters
+    return gettext("Nothing is listed, because this filter is not possible: %s.") % filters
 
 
 class EventSelection(EventList):

@@ -57,7 +57,7 @@ def charts(rows: Sequence[Row], now: datetime) -> list[Chart]:
     done = _lines(found, {"done": _("done")})
     failed = _lines(found, {"retry": _("retried"), "dead": _("dead")})
     return [
-        Chart("throughput", _("Delivered"), _("events done, per minute"), done, ends),
+        Chart("throughput", _("Delivered"), _("deliveries done, per minute"), done, ends),
         Chart("failures", _("Not delivered"), _("failed deliveries, per minute"), failed, ends),
     ]
 

@@ -32,7 +32,9 @@ def column(name: str, show: Callable[[Any], Any], title: Any = None) -> Column:
 
 @admin.display(description=_("event"), ordering="id")
 def event(event: OutboxEvent) -> str:
-    return format_html('{} <span class="outbox-id">{}</span>', event.event_type, event.event_id)
+    """Return event type, listener and event id."""
+    name = display.delivery(event)
+    return format_html('{} <span class="outbox-id">{}</span>', name, event.event_id)
 
 
 @admin.display(description=_("when"))

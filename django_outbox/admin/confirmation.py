@@ -12,20 +12,34 @@ from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.templatetags.admin_urls import add_preserved_filters
 from django.core.exceptions import PermissionDenied
 from django.db import router
+from django.db.models import Count
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import reverse
 
 from ..models import OutboxEvent, OutboxPause, OutboxQuerySet
-from . import bulk_actions
-from .actions import AT_ONCE, ActionResult, EventAction
+from . import bulk_actions, display
+from .actions import AT_ONCE, ActionResult, EventAction, amount
 from .changelist import LONG_TEXTS
 from .read_only import ReadOnlyAdmin, may
 
-EVENTS_SHOWN: Final = 20  # events that a confirmation page lists
+SHOWN: Final = 20  # deliveries that a confirmation page lists
 CONFIRMED_FIELD: Final = "outbox_confirmed"  # form field: the user has confirmed
 PACE_FIELD: Final = "pace"  # form field: the name of the pace
-EVENT_IDS_FIELD: Final = "outbox_event"  # form field: the ids of the confirmed events
+EVENT_IDS_FIELD: Final = "outbox_event"  # form field: the ids of the confirmed rows
+
+
+def question(action: EventAction, applicable: OutboxQuerySet) -> dict[str, Any]:
+    """Return the context that asks whether to apply an action to these deliveries."""
+    counts = {"deliveries": Count("pk"), "events": Count("event_id", distinct=True)}
+    found = applicable.aggregate(**counts)
+    count, newest = found["deliveries"], applicable.order_by("-pk").defer(*LONG_TEXTS)
+    return {
+        "question": action.question % amount(**found),
+        "count": count,
+        "deliveries": [(display.delivery(each), each.pk) for each in newest[:SHOWN]],
+        "further": max(count - SHOWN, 0),
+    }
 
 
 class ConfirmationAdmin(ReadOnlyAdmin):
@@ -86,17 +100,15 @@ class ConfirmationAdmin(ReadOnlyAdmin):
         hidden: dict[str, Any],
         **extra: Any,
     ) -> TemplateResponse:
-        """Return the confirmation page: the action, its events, and how many are left out."""
+        """Return the confirmation page: the action, its deliveries, and how many are left out."""
         valid_ids = [each for each in dict.fromkeys(ids) if "\0" not in each]
         chosen = OutboxEvent.objects.using(self.alias).filter(pk__in=valid_ids)
-        applicable = action.applicable(chosen).order_by("-pk").defer(*LONG_TEXTS)
-        count = applicable.count()
+        applicable = action.applicable(chosen)
+        asked = question(action, applicable)
         context = {
-            "question": action.question % count,
-            "events": applicable[:EVENTS_SHOWN],
-            "further": max(count - EVENTS_SHOWN, 0),
-            "left_out": len({*ids}) - count,
-            "is_possible": count > 0,
+            **asked,
+            "left_out": len({*ids}) - asked["count"],
+            "is_possible": asked["count"] > 0,
             "is_all": True,
             "hidden": {**hidden, EVENT_IDS_FIELD: ids, CONFIRMED_FIELD: ["yes"]},
         }

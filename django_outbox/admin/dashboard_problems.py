@@ -55,23 +55,23 @@ def _severe_problems(overview: Overview) -> Iterator[Problem]:
     yield from _bad_rates(overview.rates)
     yield from _suspects(overview)
     if overview.lag > display.LATE_AFTER:
-        text = _("The oldest due event has waited for %s.") % display.duration(overview.lag)
+        text = _("The oldest due delivery has waited for %s.") % display.duration(overview.lag)
         yield _bad(text, "types", links.events_url(state="due"))
     for each in overview.unserved_queues:
-        text = _("No live worker serves the queue %s, where events are due.") % each
+        text = _("No live worker serves the queue %s, where deliveries are due.") % each
         yield _bad(text, "queues")
 
 
 def _bad_rates(lately: Rates) -> Iterator[Problem]:
     if lately.rescued:
-        text = _("A worker was lost: %d of its events were rescued in the last 5 minutes.")
+        text = _("A worker was lost: %d of its deliveries were rescued in the last 5 minutes.")
         yield _bad(text % lately.rescued, "workers")
     if lately.dead_share > MAX_DEAD_SHARE:
-        text = _("%(dead)d of the %(ended)d events that ended in the last 5 minutes are dead.")
+        text = _("%(dead)d of the %(ended)d deliveries that ended in the last 5 minutes are dead.")
         counts = {"dead": lately.dead, "ended": lately.done + lately.dead}
         yield _bad(text % counts, "dead")
     if lately.is_stalled:
-        text = _("No event was done in the last 5 minutes; %d executions failed.")
+        text = _("No delivery was done in the last 5 minutes; %d executions failed.")
         yield _bad(text % lately.retry, "types", links.events_url(state="retrying"))
 
 
@@ -91,7 +91,7 @@ def _suspects(overview: Overview) -> Iterator[Problem]:
         }
         yield _bad(text, "workers", links.event_url(suspect.id))
     elif overview.suspects:
-        text = _("One of %d events may stop its workers. Each of them is tried alone now.")
+        text = _("One of %d deliveries may stop its workers. Each of them is tried alone now.")
         yield _bad(text % len(overview.suspects), "suspects")
 
 
@@ -120,7 +120,7 @@ def _minor_problems(overview: Overview) -> Iterator[Problem]:
         text = ngettext("%s stream is blocked.", "%s streams are blocked.", count)
         yield _minor(text % capped(count, MAX_BLOCKED_COUNTED), "blocked")
     if count := overview.causes.total:
-        text = ngettext("%d event is dead.", "%d events are dead.", count)
+        text = ngettext("%d delivery is dead.", "%d deliveries are dead.", count)
         yield _minor(text % count, "dead", reverse(links.CAUSES))
     if count := len(overview.unrouted):
         text = ngettext("%d event type has no listener.", "%d event types have no listener.", count)
@@ -144,5 +144,5 @@ def tiles(overview: Overview, charts: Sequence[Chart]) -> list[tuple[str, str, b
         (_("oldest due"), format_seconds(overview.lag), overview.lag > display.LATE_AFTER),
         (_("delivered"), charts[0].series[0].latest, False),
         (_("blocked streams"), capped(blocked, MAX_BLOCKED_COUNTED), bool(blocked)),
-        (_("dead events"), str(overview.causes.total), bool(overview.causes.total)),
+        (_("dead deliveries"), str(overview.causes.total), bool(overview.causes.total)),
     ]

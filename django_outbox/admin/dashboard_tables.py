@@ -102,7 +102,7 @@ def _dead(overview: Overview, may: Permissions) -> Section:
         name="dead",
         title=_("Dead events by cause"),
         is_wide=True,
-        columns=[_("cause"), _("event types"), "#" + _("events"), _("last"), ""],
+        columns=[_("cause"), _("event types"), "#" + _("deliveries"), _("last"), ""],
         rows=[_cause(each, overview.now, may) for each in overview.causes.causes],
         note=note,
         needs_attention=bool(overview.causes.total),
@@ -177,10 +177,11 @@ def _blocked(overview: Overview) -> Section:
 def _stream(each: BlockedStream, now: datetime) -> Cells:
     automatic = display.since(_("in %s"), each.due_at, now)
     next_try = _("not automatically") if each.due_at is None else automatic
+    stream = links.stream(each.name, each.key)
     if (head := each.head) is None:
-        return links.stream(each.name, each.key), "", next_try, ""
+        return stream, "", next_try, ""
     error = display.first_line(head.last_error)
-    return links.stream(each.name, each.key), links.event(head.pk, head.event_type), next_try, error
+    return stream, links.event(head.pk, display.delivery(head)), next_try, error
 
 
 # --- workers --------------------------------------------------------------------------------------

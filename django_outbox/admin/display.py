@@ -150,6 +150,12 @@ def indented(text: str) -> str:
         return text
 
 
+def delivery(event: OutboxEvent) -> str:
+    """Return the event type and the listener; only the title if it begins with the type."""
+    title = event.listener or event.event_type
+    return title if title.startswith(event.event_type) else f"{event.event_type} → {title}"
+
+
 @admin.display(description=gettext_lazy("deliveries"))
 def deliveries(event: OutboxEvent) -> str | SafeString:
     """Return the deliveries of an event to all of its listeners as a table; empty for one."""

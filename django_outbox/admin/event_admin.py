@@ -1,4 +1,4 @@
-"""Admin of events: list and show them; replay, discard, run now, or skip."""
+"""Admin of deliveries: list and show them; replay, discard, run now, or skip."""
 
 from __future__ import annotations
 
@@ -27,12 +27,19 @@ from ..models import OutboxEvent, OutboxQuerySet
 from ..models.fields import DatabaseNow
 from . import bulk_actions, columns, error_groups
 from .actions import ACTIONS, BULK_ACTIONS, DISCARD, REPLAY, RUN_NOW, EventAction
-from .changelist import LONG_TEXTS, EventList, EventSelection
-from .confirmation import EVENTS_SHOWN
-from .list_filters import EventTypeFilter, QueueFilter, StateFilter, UpToFilter, WrittenFilter
+from .changelist import EventList, EventSelection
+from .confirmation import question
+from .list_filters import (
+    EventTypeFilter,
+    ListenerFilter,
+    QueueFilter,
+    StateFilter,
+    UpToFilter,
+    WrittenFilter,
+)
 from .read_only import may
 
-SEARCHED: Final = ("id", "unique_key", "aggregate_id", "tenant_id")
+SEARCHED: Final = ("unique_key", "aggregate_id", "tenant_id")
 # Actions offered above the list for all matching events, by the value of the state filter.
 BULK_ACTIONS_BY_STATE: Final = {
     "": (REPLAY,),
@@ -43,13 +50,14 @@ BULK_ACTIONS_BY_STATE: Final = {
 
 
 class OutboxEventAdmin(error_groups.CausesAdmin):
-    """Admin of events: read-only pages, and actions that each need a permission."""
+    """Admin of deliveries: read-only pages, and actions that each need a permission."""
 
     list_display = columns.LIST_COLUMNS
     list_filter = [
         StateFilter,
         error_groups.CauseFilter,
         EventTypeFilter,
+        ListenerFilter,
         QueueFilter,
         WrittenFilter,
         UpToFilter,
@@ -57,7 +65,7 @@ class OutboxEventAdmin(error_groups.CausesAdmin):
     list_per_page = 50
     list_max_show_all = 200
     ordering = ["-id"]
-    search_fields = [*(f"{each}__exact" for each in SEARCHED), "stream__of_key"]
+    search_fields = ["id__of_event", *(f"{each}__exact" for each in SEARCHED), "stream__of_key"]
     search_help_text = _("A whole id, unique key, key, object id or tenant; or several of them.")
     actions = ["replay", "run_now", "discard"]
 
@@ -82,15 +90,15 @@ class OutboxEventAdmin(error_groups.CausesAdmin):
 
     # --- actions ----------------------------------------------------------------------------------
 
-    @admin.action(permissions=["replay"], description=_("Replay dead events"))
+    @admin.action(permissions=["replay"], description=_("Replay dead deliveries"))
     def replay(self, request: HttpRequest, queryset: OutboxQuerySet) -> HttpResponse | None:
         return self._apply_to_ticked(request, REPLAY)
 
-    @admin.action(permissions=["replay"], description=_("Run waiting events now"))
+    @admin.action(permissions=["replay"], description=_("Run waiting deliveries now"))
     def run_now(self, request: HttpRequest, queryset: OutboxQuerySet) -> HttpResponse | None:
         return self._apply_to_ticked(request, RUN_NOW)
 
-    @admin.action(permissions=["discard"], description=_("Discard dead events"))
+    @admin.action(permissions=["discard"], description=_("Discard dead deliveries"))
     def discard(self, request: HttpRequest, queryset: OutboxQuerySet) -> HttpResponse | None:
         return self._apply_to_ticked(request, DISCARD)
 
@@ -133,7 +141,7 @@ class OutboxEventAdmin(error_groups.CausesAdmin):
     def event_view(
         self, request: HttpRequest, object_id: str, *, action: EventAction
     ) -> HttpResponse:
-        """Ask for confirmation on GET, act on one event on POST."""
+        """Ask for confirmation on GET, act on one delivery on POST."""
         self.require_permission(request, action)
         event_id = unquote(object_id)
         exists = self.get_object(request, event_id) is not None
@@ -196,9 +204,12 @@ class OutboxEventAdmin(error_groups.CausesAdmin):
             if may(request, action.permission) and action.applicable(itself).exists()
         ]
         context["is_dead"] = event.status == Status.DEAD
-        stream = {} if event.key is None else {"stream": event.key}
+        names = {"listener": event.listener, "stream": event.key}  # that an event may lack
         context["outbox_pauses"] = self.pause_links(
-            request, event_type=event.event_type, queue=event.queue, **stream
+            request,
+            event_type=event.event_type,
+            queue=event.queue,
+            **{kind: name for kind, name in names.items() if name is not None},
         )
         context["outbox_related"] = [*related_links(request, event, self.admin_site)]
         return super().render_change_form(request, context, *args, **options)
@@ -207,14 +218,12 @@ class OutboxEventAdmin(error_groups.CausesAdmin):
 def bulk_confirmation(listed: EventList, action: EventAction, alias: str) -> dict[str, Any]:
     """Return the context of the page that confirms an action for all matching events."""
     found = action.scan(listed.scannable, listed.span)
-    applicable = action.applicable(listed.matching.filter(found.where)).order_by("-pk")
-    count, filters = applicable.count(), listed.describe_filters()
+    asked = question(action, action.applicable(listed.matching.filter(found.where)))
+    count, filters = asked["count"], listed.describe_filters()
     progress = bulk_actions.begin(alias, total=count, is_all=found.is_all, about=filters)
     return {
-        "question": action.question % count,
+        **asked,
         "is_all": found.is_all,
-        "events": applicable.defer(*LONG_TEXTS)[:EVENTS_SHOWN],
-        "further": max(count - EVENTS_SHOWN, 0),
         "filters": filters,
         "is_possible": count > 0 or not found.is_all,
         "hidden": {"progress": [progress.token]},

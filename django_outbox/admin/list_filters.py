@@ -1,4 +1,4 @@
-"""Filters of the event list: state, event type, queue, time written, and the newest id."""
+"""Filters of the list: state, event type, listener, queue, time written, and the newest id."""
 
 from __future__ import annotations
 
@@ -107,6 +107,19 @@ class EventTypeFilter(Filter):
         if chosen := self.value():
             types.add(chosen)
         return [(each, each) for each in sorted(types)]
+
+
+class ListenerFilter(Filter):
+    """Filter by the titles of the listeners that this process has, if there are several."""
+
+    title = _("listener")
+    parameter_name = "listener"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> Sequence[tuple[str, str]]:
+        titles = {each.title for each in registry.listeners()}
+        if chosen := self.value():
+            titles.add(chosen)
+        return [(each, each) for each in sorted(titles)] if len(titles) > 1 else []
 
 
 class QueueFilter(Filter):

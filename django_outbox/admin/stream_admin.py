@@ -76,7 +76,7 @@ def head(stream: Any) -> str:
         return ""
     return format_html(
         '{} {} <span class="outbox-id">{}</span> {}',
-        dashboard_links.event(event.pk, event.event_type),
+        dashboard_links.event(event.pk, display.delivery(event)),
         display.badge(event),
         event.pk,
         display.first_line(event.last_error),

@@ -104,12 +104,12 @@ class Migration(migrations.Migration):
                 ),
             ],
             options={
-                "verbose_name": "outbox event",
-                "verbose_name_plural": "outbox events",
+                "verbose_name": "outbox delivery",
+                "verbose_name_plural": "outbox deliveries",
                 "db_table": table_name("outbox_event"),
                 "permissions": [
-                    ("replay_outboxevent", "Can replay outbox events"),
-                    ("discard_outboxevent", "Can discard outbox events"),
+                    ("replay_outboxevent", "Can replay outbox deliveries"),
+                    ("discard_outboxevent", "Can discard outbox deliveries"),
                 ],
                 "indexes": [
                     PendingIndex(

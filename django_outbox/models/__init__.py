@@ -50,7 +50,7 @@ __all__ = [
 
 
 class OutboxEvent(models.Model):
-    """One event and its delivery state. Change it by queryset methods, never by ``save()``."""
+    """The delivery of an event to one listener. Change it by queryset methods, not ``save()``."""
 
     class Status(models.IntegerChoices):
         NEW = 0, _("new")
@@ -105,11 +105,11 @@ class OutboxEvent(models.Model):
 
     class Meta:
         db_table = table_name("outbox_event")
-        verbose_name = _("outbox event")
-        verbose_name_plural = _("outbox events")
+        verbose_name = _("outbox delivery")
+        verbose_name_plural = _("outbox deliveries")
         permissions = [
-            ("replay_outboxevent", "Can replay outbox events"),
-            ("discard_outboxevent", "Can discard outbox events"),
+            ("replay_outboxevent", "Can replay outbox deliveries"),
+            ("discard_outboxevent", "Can discard outbox deliveries"),
         ]
         indexes = [
             PendingIndex(

@@ -50,6 +50,18 @@ class OfKey(In):
         super().__init__(lhs, [stream_of(each, rhs) for each in lanes()])
 
 
+@ExactCharField.register_lookup
+class OfEvent(models.Lookup):
+    """``id__of_event``: the row with this id, and all rows of the event with it."""
+
+    lookup_name = "of_event"
+
+    def as_sql(self, compiler: Any, connection: Any) -> Any:
+        lhs, params = self.process_lhs(compiler, connection)
+        given = [self.rhs, f"{self.rhs}.", f"{self.rhs}/"]
+        return f"({lhs} = %s OR {lhs} > %s AND {lhs} < %s)", [*params, *given]
+
+
 class ExactTextField(ExactText, models.TextField):  # type: ignore[type-arg]
     """Unbounded text."""
 

@@ -53,7 +53,7 @@ def test_41_without_javascript_it_is_whole(driver: Any, visit: Callable[..., Non
     scene.at_three_in_the_morning()
     driving.run_scripts(driver, allowed=False)
     visit(DASHBOARD)
-    assert "The oldest due event has waited" in driving.texts(driver, ".outbox-verdict")[0]
+    assert "The oldest due delivery has waited" in driving.texts(driver, ".outbox-verdict")[0]
     assert len(driver.find_elements(By.CSS_SELECTOR, ".outbox-plot path")) == 3
     assert "done" in driving.texts(driver, "#outbox-throughput-legend")[0]
     assert driving.texts(driver, "#outbox-workers tbody th")[0].startswith("worker-1")

@@ -74,10 +74,10 @@ def test_the_drill(driver: Any, visit: Visit, use: Callable[[Any, Any], None]) -
         for each in (
             "Events are not delivered as they should be",
             "No heartbeat from 1 worker.",
-            "5000 of the 5000 events that ended in the last 5 minutes are dead.",
+            "5000 of the 5000 deliveries that ended in the last 5 minutes are dead.",
             f"Event {poison} (order.placed) was leased by 2 workers that were lost:",
             "1 stream is blocked.",
-            "5000 events are dead.",
+            "5000 deliveries are dead.",
         ):
             assert each in said
         assert driving.texts(driver, CAUSE) == ["ConnectionError"]
@@ -104,8 +104,8 @@ def test_the_drill(driver: Any, visit: Visit, use: Callable[[Any, Any], None]) -
         dead = OutboxEvent.objects.filter(status=Status.DEAD)
         wait_until(lambda: not dead.exists(), within=120, what="5,000 replayed events")
         visit(DASHBOARD)
-        assert "events are dead." not in verdict(driver)
-        assert "The oldest due event" not in verdict(driver)
+        assert "deliveries are dead." not in verdict(driver)
+        assert "The oldest due delivery" not in verdict(driver)
         replayed = [each.by for each in histories() if each.kind == "replayed"]
         assert replayed == ["operator"] * 5000
 

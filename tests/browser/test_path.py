@@ -116,15 +116,15 @@ def test_a_dead_event_is_found_read_replayed_and_delivered(
     driver.find_element(By.CSS_SELECTOR, "#result_list tbody th a").click()
     wait_until(lambda: asked(driver))
     page = shown(driver)
-    for part in ("ValueError: out of stock", "Traceback", "in reserve", "This event is dead"):
+    for part in ("ValueError: out of stock", "Traceback", "in reserve", "This delivery is dead"):
         assert part in page
     assert len(driving.texts(driver, ".outbox-timeline tr")) >= 3
     press(driver, "Replay")
-    assert asked(driver) == ["Replay 1 event?"]
+    assert asked(driver) == ["Replay 1 delivery?"]
     assert statuses() == {"DEAD": 1, "DONE": 2}
     press(driver, "Yes: Replay")
-    assert messages(driver) == ["1 event was replayed."]
-    assert "This event is dead" not in shown(driver)
+    assert messages(driver) == ["1 delivery was replayed."]
+    assert "This delivery is dead" not in shown(driver)
 
     worker()
     wait_until(is_settled(event_id), within=START)
@@ -150,14 +150,14 @@ def test_all_that_match_are_replayed_page_by_page(
     driving.run_scripts(driver, allowed=scripts)
     visit(EVENTS, query=f"{DEAD}&event_type={PLACED}")
     press(driver, "Replay: all that match")
-    assert asked(driver) == ["Replay 5 events?"]
+    assert asked(driver) == ["Replay 5 deliveries?"]
     press(driver, "Yes: Replay")
     pages = 0
     while not scripts and "Continue" in shown(driver):
         pages += 1
         assert len(driver.find_elements(By.TAG_NAME, "progress")) == 1
         press(driver, "Continue")
-    wait_until(lambda: messages(driver) == ["5 events were replayed."])
+    wait_until(lambda: messages(driver) == ["5 deliveries were replayed."])
     assert pages == (0 if scripts else 3)
     assert statuses() == {"NEW": 5, "DEAD": 1}
     assert row(other).status == Status.DEAD

@@ -74,15 +74,15 @@ def test_all_that_match_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     assert response.url == f"{all_url('replay')}?event_type=a"
     page = client.get(response.url)
     text = page.content.decode()
-    assert "Replay 5 events?" in text
+    assert "Replay 5 deliveries?" in text
     assert "event type: a" in text
     assert traces() == []
     response = say_yes(client, page)
     assert response.url == f"{reverse(LIST)}?event_type=a"
-    assert said(response) == "5 events were replayed."
+    assert said(response) == "5 deliveries were replayed."
     rest = OutboxEvent.objects.exclude(status=Status.NEW).order_by("pk")
     assert [each.pk for each in rest] == others
-    assert shared_trace() == ("5 events", CHANGE, "Replayed. 5 events: event type: a")
+    assert shared_trace() == ("5 deliveries", CHANGE, "Replayed. 5 deliveries: event type: a")
 
 
 def test_what_somebody_else_has_locked_is_left_to_them() -> None:
@@ -169,10 +169,10 @@ def test_a_state_is_looked_up_to_a_limit_and_says_so(monkeypatch: pytest.MonkeyP
     client = visitor("view")
     assert listed(client, state="due") == due[:3]
     page = body(client, reverse(LIST), state="due")
-    assert "Only the first 3 events were searched." in page
+    assert "Only the first 3 deliveries were searched." in page
     assert listed(client, state="dead") == dead[:1:-1]
     page = body(client, reverse(LIST), state="dead")
-    assert "Only the newest 3 events were searched." in page
+    assert "Only the newest 3 deliveries were searched." in page
     older = re.search(r'href="(\?[^"]*up_to=[^"]*)"', page)
     assert older is not None
     found = body(client, reverse(LIST) + html.unescape(older[1]))

@@ -55,7 +55,7 @@ def test_what_no_index_finds_in_time_is_searched_among_the_newest(
     assert listed(client, **query) == events[7:0:-2]
     with slow():
         page = body(client, reverse(LIST), **query)
-        assert "Only the newest 4 events were searched." in page
+        assert "Only the newest 4 deliveries were searched." in page
         assert listed(client, **query) == [events[7], events[5]]
         assert listed(client, **older(page)) == [events[3], events[1]]
         assert "were searched" not in body(client, reverse(LIST), **older(page))
@@ -69,7 +69,7 @@ def test_more_matches_than_the_limit_are_said_and_continued(
     client = visitor("view")
     assert listed(client, q="17") == events[:0:-1]
     page = body(client, reverse(LIST), q="17")
-    assert "Only the newest 2 events that match are listed." in page
+    assert "Only the newest 2 deliveries that match are listed." in page
     assert listed(client, **older(page)) == events[:1]
 
 
