@@ -266,7 +266,8 @@ def test_469_the_alert_of_the_signals_page_links_to_the_event(settings: Any) -> 
             names["chat"].shutdown()  # waits for the message
     [(request, timeout)] = said
     text = json.loads(request.data)["text"]
-    assert f"https://shop.example/admin/django_outbox/outboxevent/{row.pk}/change/" in text
+    page = "https://shop.example/admin/django_outbox/outboxevent/"
+    assert f"{page}?state=dead&q={row.event_id}" in text
     assert "the courier does not carry it" in text
     assert timeout == 5
 

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 from django.dispatch import Signal
+from django.test import override_settings
 
 import django_outbox as outbox
 from django_outbox import signals
-from django_outbox.models import OutboxEvent, OutboxPause
+from django_outbox.listeners import registry
+from django_outbox.models import OutboxEvent, OutboxPause, OutboxStream
 from tests.surroundings import heard
-from tests.table import PLACED, insert, listening, now, row, statuses, steal, write
+from tests.table import PLACED, insert, keyed, listening, now, row, statuses, steal, write
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -250,6 +252,78 @@ def test_each_death_of_an_event_is_told_with_its_listener_and_cause(written_firs
     assert told == {PLACED: "out of stock", f"{PLACED} mail": "no address"}
     assert len(dead) == 2
     assert sorted(each["event"].listener for each in settled) == sorted(told)
+
+
+def die_in_a_drain() -> None:
+    insert(1)
+    with listening(refuse):
+        outbox.drain()
+
+
+async def refuse_later(event: outbox.Event) -> None:
+    refuse(event)
+
+
+def die_on_the_event_loop() -> None:
+    insert(1)
+    with listening(refuse_later), outbox.Worker():
+        wait_until(lambda: statuses() == {"DEAD": 1})
+
+
+def die_in_a_batch() -> None:
+    insert(2)
+    with listening(lambda events: [outbox.Dead("no")] * len(events), batch=2):
+        outbox.drain()
+
+
+def die_with_a_commit() -> None:
+    insert(1)
+    with listening(lambda event: outbox.Dead("no"), atomic=True):
+        outbox.drain()
+
+
+def die_after_rescues() -> None:
+    insert(1, due=-1, locked_by="lost", locked_at=now(), rescues=99)
+    work()
+
+
+def die_after_rescues_with_a_key() -> None:
+    keyed("k", rescues=99)
+    OutboxStream.objects.update(locked_by="lost", locked_at=now())
+    work()
+
+
+def die_unroutable() -> None:
+    """Of a listener that this process does not have, though others want the event."""
+    insert(1, listener=PLACED, routes=registry.digest(PLACED))
+    with override_settings(OUTBOX={"UNROUTABLE_GRACE": 0}):
+        outbox.drain()
+
+
+DEATHS = (
+    kill,
+    die_in_a_drain,
+    die_on_the_event_loop,
+    die_in_a_batch,
+    die_with_a_commit,
+    die_after_rescues,
+    die_after_rescues_with_a_key,
+    die_unroutable,
+)
+
+
+@pytest.mark.parametrize("die", DEATHS, ids=lambda each: each.__name__)
+def test_an_ended_delivery_is_told_and_logged_with_its_listener(
+    die: Callable[[], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    with heard(signals.event_dead) as dead, heard(signals.event_settled) as settled:
+        die()
+        wait_until(lambda: len(settled) == OutboxEvent.objects.count())
+    assert {each["event"].listener for each in (*dead, *settled)} == {PLACED}
+    assert len(dead) == len(settled)
+    lines = [each.getMessage() for each in caplog.records if each.getMessage().startswith("dead ")]
+    assert len(lines) == len(dead)
+    assert all(f" listener={PLACED!r} " in each for each in lines)
 
 
 def test_46_201_nothing_is_sent_when_nobody_listens(
