@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
+from django.db import OperationalError, connection, transaction
 
 import django_outbox as outbox
 from django_outbox.listeners import registry
@@ -18,13 +18,17 @@ from django_outbox.listeners.outcomes import Status
 from django_outbox.listeners.queues import Route
 from django_outbox.models import OutboxEvent, OutboxStream, OutboxWorker
 from django_outbox.signals import event_settled
-from django_outbox.sql import dialect_of
+from django_outbox.sql import dialect_of, engine_connection
+from django_outbox.sql.base.transactions import single_transaction
 from django_outbox.sql.values import LeaseKind
 from tests.cases import cases
+from tests.databases import vendor
+from tests.sessions import waiters
 from tests.surroundings import heard
 from tests.table import (
     PLACED,
     claim,
+    elsewhere,
     end_leases,
     in_thread,
     insert,
@@ -198,6 +202,41 @@ def test_all_rows_of_an_event_are_locked_in_order_and_get_the_receipt() -> None:
         assert dialect().lock_event(connection, f"{event_id}0") == {}
     assert [each[3] for each in routes(event_id)] == ["new", "new"]
     assert [each[3] for each in routes(other)] == [None, RECEIPT]
+
+
+def test_a_worker_waits_until_another_has_noted_its_receipt() -> None:
+    """Else the later note would forget what the earlier one has given."""
+    (event_id,) = insert()
+    own = engine_connection("default", lock_wait=1)
+    note = lambda: dialect().note_receipt(  # noqa: E731
+        connection, ids=dialect().lock_event(connection, event_id), receipt="theirs"
+    )
+    with closing(own), elsewhere(note), pytest.raises(OperationalError), single_transaction(own):
+        dialect().lock_event(own, event_id)
+    assert dialect().lock_event(connection, event_id) == {event_id: "theirs"}
+
+
+@pytest.mark.skipif(vendor() == "sqlite", reason="SQLite has one writer at a time")
+def test_writers_of_a_key_wait_in_its_own_stream_whatever_the_lanes_of_their_events() -> None:
+    begun, more = threading.Event(), threading.Event()
+
+    def slow() -> None:
+        with transaction.atomic():
+            write(key="k")
+            begun.set()
+            assert more.wait(60)
+            write(event_type="order.paid", key="k")
+
+    calls: list[str] = []
+    with listeners(calls, ""), listeners(calls, "a", event_type="order.paid"):
+        first = in_thread(slow)
+        assert begun.wait(30)
+        second = in_thread(lambda: write(event_type="order.paid", key="k"))
+        wait_until(waiters, what="a writer that waits")
+        more.set()
+        first.result(30)
+        second.result(30)
+    assert OutboxEvent.objects.filter(stream="a:k").count() == 2
 
 
 # -- several workers -------------------------------------------------------------------------------
