@@ -184,6 +184,13 @@ ILL: dict[str, tuple[Evidence, dict[str, int]]] = {
 }
 
 
+WELL["out of order in a listener that may get it so"] = evidence(
+    ran(1, 4),
+    ran(2, 3, event_id="b", pid=TWO),
+    listeners={"plain": ("",)},
+    unordered={"plain": ("",)},
+    **KEYED,
+)
 WELL["replayed"] = evidence(ran(1, 2, phase="failed"), ran(4, 5), deeds=[asked("replay")])
 WELL["stopped on the way into a listener"] = evidence(
     ran(0.1, 0.2, event_id="b", pid=TWO), ran(2, 2.5), ran(3.1, 3.2, pid=TWO), **STOPPED

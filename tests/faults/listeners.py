@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import threading
@@ -326,12 +327,15 @@ def be_in_trouble(event: outbox.Event) -> None:
         raise outbox.Unrecoverable(how) if how == "dies" else ValueError(how)
 
 
+outbox.listener("fault.kin", name="ledger")(testifying(take_time))
 for kind in ("fault.kin", "fault.kith"):
     outbox.listener(kind)(testifying(take_time))
-    outbox.listener(kind, name="ledger")(testifying(take_time))
     outbox.listener(
         kind, name="mail", timeout=TIMEOUT, retry=outbox.Fixed(0.2, max_attempts=10_000)
     )(testifying(be_in_trouble))
+
+for options in json.loads(os.environ.get("FAULTS_LISTENERS", "[]")):  # of a release
+    outbox.listener("fault.rolled.*", **options)(work)
 
 if SEVERAL:  # a queue that is not configured is an error
     for name, where in {"store": "default", "mail": "mails"}.items():

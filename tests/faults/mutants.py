@@ -437,6 +437,32 @@ MUTANTS = (
         ],
     ),
     Mutant(
+        name="events that are not completed at their claim",
+        without="listeners that the writer did not know are given an event at its claim",
+        database="postgres",
+        scenario="rolling",
+        edits=[
+            (
+                "worker/routing.py",
+                "    return not missing_of(lease.aggregate_type, lease.event_type, lease.routes)\n",
+                "    return True\n",
+            )
+        ],
+    ),
+    Mutant(
+        name="receipts that workers of before a rename do not know",
+        without="a receipt has the former titles of a listener, too",
+        database="postgres",
+        scenario="rolling",
+        edits=[
+            (
+                "listeners/queues.py",
+                'return "/".join((self.digest, *self.former))',
+                "return self.digest",
+            )
+        ],
+    ),
+    Mutant(
         name="an atomic batch that commits what it has lost",
         without="an atomic batch commits only if all of its events are still leased by its worker",
         database="postgres",

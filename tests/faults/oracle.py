@@ -175,6 +175,8 @@ class Evidence:
     deeds: Sequence[Deed] = ()
     rescues: Sequence[Rescue] = ()
     listeners: Mapping[str, Collection[str]] = field(default_factory=dict)  # titles, by kind
+    # Titles by kind, too: listeners that may get an event after later ones of its key.
+    unordered: Mapping[str, Collection[str]] = field(default_factory=dict)
     relayed: Collection[str] = ()  # kinds whose events a relay sends to a broker
     # Ids of what the broker holds in the end, in its order; None: nobody could read it.
     stored: Sequence[str] | None = None
@@ -186,11 +188,6 @@ class Evidence:
             for event_id in deed.ids if deed.what == what else ():
                 found[event_id].append(deed)
         return found
-
-    def listeners_of(self, event_id: str) -> Collection[str]:
-        """Return the titles of an event's listeners; what has one has one without a name."""
-        intent = self.intents.get(event_id)
-        return self.listeners.get(intent.kind, ("",)) if intent else ("",)
 
     def ended(self, event_id: str, runs: Sequence[Run]) -> float | None:
         """Return when the last of an event's listeners had ended well; None: one has not."""
@@ -205,9 +202,12 @@ class Evidence:
     def ended_in(self, lane: str, event_id: str, runs: Sequence[Run]) -> float:
         """Return when an event had ended well in a lane; inf: it has not.
 
-        An event without a listener in the lane holds up nothing there.
+        An event without a listener in the lane holds up nothing there. What has one listener has
+        one without a name.
         """
-        if not any(lane_of(title) == lane for title in self.listeners_of(event_id)):
+        kind = intent.kind if (intent := self.intents.get(event_id)) else ""
+        wanted = {*self.listeners.get(kind, ("",))} - {*self.unordered.get(kind, ())}
+        if not any(lane_of(title) == lane for title in wanted):
             return 0.0
         ends = [
             run.end
@@ -595,7 +595,8 @@ def _judge_order(evidence: Evidence, runs: Mapping[str, Sequence[Run]], verdict:
             for _, event_id in events:
                 own = [each for each in runs.get(event_id, ()) if lane_of(each.listener) == lane]
                 if own and min(run.start for run in own) < latest:
-                    verdict.count("inversions", f"{key}: {event_id} started before {whose} ended")
+                    pair = f"{event_id} started before {whose} ended"
+                    verdict.count("inversions", f"{key}, lane {lane!r}: {pair}")
                 is_well = bool(own) and all(run.outcome in ("end", "deferred") for run in own)
                 stood = is_well or (evidence.rows[event_id].status != 3 and event_id not in passed)
                 end = evidence.ended_in(lane, event_id, runs.get(event_id, ()))

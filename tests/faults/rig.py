@@ -10,7 +10,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -82,6 +82,9 @@ class Rig:
     backlog: bool = False  # more is written than can be delivered: what is lost waits behind it
     mortal: tuple[str, ...] = ()  # kinds whose events end dead
     listeners: dict[str, tuple[str, ...]] = field(default_factory=dict)  # of kinds with several
+    # The same: listeners that may get an event after later ones of its key.
+    unordered: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    formerly: dict[str, str] = field(default_factory=dict)  # titles by those before a rename
     relayed: tuple[str, ...] = ()  # kinds whose events a relay sends to a broker
     stored: list[str] | None = None  # ids of what the broker holds, in its order; None: not read
     purges: bool = False  # what is finished is deleted on the way
@@ -110,6 +113,7 @@ class Rig:
         self.ended: dict[int, float] = {}  # by process id, monotonic; of those replaced under load
         self._stood_still: dict[int, Path] = {}  # by process id; see tests/clockshift
         self._arguments: dict[int, tuple[str, ...]] = {}  # of workers, by process id
+        self._environments: dict[int, dict[str, str]] = {}  # the same
 
     def pick(self, *, ci: T, full: T, sqlite: T | None = None) -> T:
         """Return what fits the size of the run; SQLite takes less at full size."""
@@ -144,11 +148,13 @@ class Rig:
         """Start ``outbox_worker``."""
         worker = self._start(["-m", "django", "outbox_worker", *arguments], environment)
         self._arguments[worker.pid] = arguments
+        self._environments[worker.pid] = environment
         return worker
 
     def start_another(self, worker: psutil.Popen) -> psutil.Popen:
-        """Start a worker with the arguments of one that has ended."""
-        return self.start_worker(*self._arguments[worker.pid])
+        """Start a worker with the arguments and the environment of one that has ended."""
+        pid = worker.pid
+        return self.start_worker(*self._arguments[pid], **self._environments[pid])
 
     def start_people(self, **task: Any) -> None:
         """Have somebody use the admin and the commands: see ``people.main`` for what to do."""
@@ -157,10 +163,18 @@ class Rig:
         self.people = self._start(["-m", "tests.faults.people", json.dumps(given)], own, reply=True)
 
     def start_writers(
-        self, count: int, *, events: int, rate: float = 0.0, embedded: bool = False, **plan: Any
+        self,
+        count: int,
+        *,
+        events: int,
+        rate: float = 0.0,
+        embedded: bool = False,
+        environment: Mapping[str, str] | None = None,
+        **plan: Any,
     ) -> None:
         """Have that many processes write ``events`` between them, ``rate`` of them a second."""
         own = {"FAULTS_OUTBOX": json.dumps({**self.outbox, "EMBEDDED": embedded})}
+        own |= environment or {}
         for number in range(count):
             given = {
                 "events": events // count + (number < events % count),
@@ -373,7 +387,10 @@ class Rig:
         wait_until(lambda: all(map(self.running, self.workers)), within=60, what="the workers run")
 
     def told(self) -> list[log.Said]:
-        return log.read(self.log.read_text())
+        text = self.log.read_text()
+        for before, title in self.formerly.items():
+            text = text.replace(repr(before), repr(title))
+        return log.read(text)
 
     def logged(self, text: str) -> list[str]:
         return [line for line in self.log.read_text().splitlines() if text in line]
@@ -399,16 +416,18 @@ class Rig:
         with suppress(Error):  # of a database that is away, too
             self.faults[-1] = replace(self.faults[-1], held=held_by(worker.pid))
 
-    def roll(self, number: int, *arguments: str) -> float:
+    def roll(self, number: int, *arguments: str, **environment: str) -> float:
         """Ask a worker to end, note its exit code, start another; return the seconds to its end.
 
-        The other one has the same arguments, unless some are given.
+        The other one has the same arguments and environment, unless some are given.
         """
         worker, began = self.workers[number], time.monotonic()
         worker.send_signal(signal.SIGTERM)
         self.exits[worker.pid] = worker.wait(END)
         took = time.monotonic() - began
-        self.workers[number] = self.start_worker(*(arguments or self._arguments[worker.pid]))
+        arguments = arguments or self._arguments[worker.pid]
+        environment = environment or self._environments[worker.pid]
+        self.workers[number] = self.start_worker(*arguments, **environment)
         return took
 
     def take_over(self, number: int, ids: Collection[str]) -> int:
@@ -636,7 +655,10 @@ class Rig:
         given_up = [*log.hand_backs(said, self.ended), *log.write_offs(said)]
         return Evidence(
             **collected(),
-            lines=witness.heard(self.witness),
+            lines=[
+                replace(each, listener=self.formerly.get(each.listener, each.listener))
+                for each in witness.heard(self.witness)
+            ],
             faults=sorted([*self.faults, *given_up], key=lambda fault: fault.at),
             rescues=[*log.rescues(said)],
             pids={process.pid for process in self._all} | self._forked,
@@ -646,6 +668,7 @@ class Rig:
             relayed=self.relayed,
             stored=self.stored,
             listeners=self.listeners,
+            unordered=self.unordered,
             attempts=self.outbox["RETRY"]["max_attempts"],
             purged=self.purges,
         )

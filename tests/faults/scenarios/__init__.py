@@ -10,6 +10,7 @@ from tests.faults.scenarios import (
     queues,
     relays,
     relays_away,
+    rolling,
     siblings,
     stops,
 )
@@ -26,6 +27,7 @@ __all__ = [
     "queues",
     "relays",
     "relays_away",
+    "rolling",
     "siblings",
     "stops",
 ]
