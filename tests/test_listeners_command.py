@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
 from typing import Any
+from unittest.mock import patch
 
 import pytest
+from django.core.checks import Tags, run_checks
 from django.db import OperationalError, transaction
 
 import django_outbox as outbox
-from django_outbox.inspection.listeners import describe_listeners, unrouted_types
+from django_outbox.inspection.listeners import (
+    describe_listeners,
+    different_listeners,
+    live_registries,
+    without_listener,
+)
 from django_outbox.listeners import callables, registry
 from django_outbox.listeners.outcomes import Status
+from django_outbox.listeners.queues import published
+from django_outbox.models import OutboxEvent, OutboxWorker
 from tests.table import insert, listening, now
 from tests.test_status import fails
 from tests.test_status import run as run_status
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -94,9 +106,9 @@ def test_what_has_no_listener_is_counted() -> None:
         found = json.loads(run("--format", "json"))
         assert "order.lost  __GLOBAL__" in run()
     assert [each["event_type"] for each in found["listeners"]] == ["order.placed"]
-    lost = {"event_type": "order.lost", "aggregate_type": "__GLOBAL__"}
+    lost = {"event_type": "order.lost", "aggregate_type": "__GLOBAL__", "listener": None}
     [missing] = found["databases"]["default"]["without_listener"]
-    assert missing == {**lost, "events": 3, "unsettled": 2}
+    assert missing == {**lost, "events": 3, "unsettled": 2, "is_here": False}
 
 
 def test_routes_are_those_of_the_worker() -> None:
@@ -104,7 +116,7 @@ def test_routes_are_those_of_the_worker() -> None:
     insert(1, event_type="order.placed", aggregate_type="shop.Cart")
     insert(1, event_type="parcel.sent")
     with listening(hear, "order.placed", aggregate_type="shop.Order"), listening(hear, "parcel.*"):
-        [found] = unrouted_types("default")
+        [found] = without_listener("default", [])
     assert (found["event_type"], found["aggregate_type"]) == ("order.placed", "shop.Cart")
 
 
@@ -113,7 +125,7 @@ def test_the_worst_comes_first() -> None:
         finished(DONE, event_type="a")
     finished(DEAD, event_type="b")
     insert(2, event_type="c")
-    assert [each["event_type"] for each in unrouted_types("default")] == ["c", "b", "a"]
+    assert [each["event_type"] for each in without_listener("default", [])] == ["c", "b", "a"]
 
 
 def test_the_look_is_bounded() -> None:
@@ -121,7 +133,9 @@ def test_the_look_is_bounded() -> None:
     insert(1, event_type="old.due", due=-500)
     finished(DONE, event_type="old.done")
     insert(3, event_type="new", due=60)
-    found = {each["event_type"]: each["events"] for each in unrouted_types("default", limit=3)}
+    found = {
+        each["event_type"]: each["events"] for each in without_listener("default", [], limit=3)
+    }
     assert found == {"new": 3, "old.due": 1}  # the newest, and those due first
 
 
@@ -137,17 +151,119 @@ def test_check_exits_1_for_what_is_not_done_and_has_no_listener() -> None:
         run("--check")
 
 
+MAIL, SMS, POST = "order.placed mail", "order.placed sms", "order.placed post"
+
+
+@contextmanager
+def known_here(*titles: str) -> Iterator[None]:
+    with ExitStack() as stack:
+        for title in titles:
+            event_type, _, name = title.partition(" ")
+            stack.enter_context(listening(lambda event: None, event_type, name=name))
+        yield
+
+
+def show_worker(name: str, *titles: str, age: float = 0, **info: Any) -> None:
+    """Show a worker that has these listeners."""
+    seen = now() - timedelta(seconds=age)
+    with patch.dict(registry._listeners, clear=True), known_here(*titles):
+        text = json.dumps({**published(), **info})
+    values = {"hostname": "web-1", "pid": 1, "started_at": seen, "heartbeat_at": seen}
+    OutboxWorker.objects.create(id=name, info=text, **values)
+
+
+def test_workers_publish_their_listeners() -> None:
+    with known_here(MAIL), listening(hear, "order.placed", formerly=[SMS]), outbox.Worker():
+        row = wait_until(OutboxWorker.objects.first, what="its row")
+        shown = json.loads(row.info or "")
+        assert (shown["listeners"], shown["formerly"]) == (["order.placed", MAIL], [SMS])
+        assert shown["registry"] == published()["registry"]
+    assert shown["registry"] != published()["registry"]
+
+
+def test_what_waits_for_a_listener_that_is_not_here_or_in_no_worker_is_found() -> None:
+    insert(2, event_type="order.placed", listener=MAIL)
+    insert(1, event_type="order.placed", listener=SMS)
+    finished(DONE, event_type="order.placed", listener=POST)
+    with known_here(MAIL):
+        assert fails("--listeners", "--check") == (1, f"no listener for {SMS}")
+        assert POST not in run()  # what has ended needs no listener
+        show_worker("old", SMS, POST)
+        show_worker("lost", MAIL, age=3600)
+        said = f"no listener for {SMS}\nno live worker has {MAIL}"
+        assert fails("--listeners", "--check") == (1, said)
+        show_worker("new", POST, formerly=[MAIL])
+        assert fails("--listeners", "--check") == (1, f"no listener for {SMS}")
+        OutboxEvent.objects.filter(listener=SMS).delete()
+        run("--check")
+        OutboxWorker.objects.filter(pk="new").delete()
+        OutboxEvent.objects.filter(listener=MAIL).update(
+            status=DEAD, available_at=None
+        )  # waits for a person
+        run("--check")
+
+
+def test_listeners_that_not_all_workers_have_are_named_with_these() -> None:
+    show_worker("one", MAIL, SMS)
+    show_worker("two", MAIL, POST)
+    show_worker("lost", age=3600)
+    OutboxWorker.objects.create(
+        id="silent", hostname="h", pid=1, started_at=now(), heartbeat_at=now()
+    )
+    with known_here(MAIL, "order.sent"):
+        found = json.loads(run("--format", "json"))["databases"]["default"]["different_listeners"]
+        assert [*SMS.split(), "-", "one", "two"] in [line.split() for line in run().splitlines()]
+    assert [[*each.values()] for each in found] == [
+        [POST, False, ["two"], ["one"]],
+        [SMS, False, ["one"], ["two"]],
+        ["order.sent", True, [], ["one", "two"]],
+    ]
+    OutboxWorker.objects.filter(pk="two").delete()
+    with known_here(SMS, MAIL):
+        assert different_listeners(live_registries("default")) == []
+        OutboxWorker.objects.all().delete()
+        assert different_listeners(live_registries("default")) == []
+
+
+def differing() -> list[str]:
+    found = run_checks(tags=[Tags.database], databases=["default"])
+    return [each.msg for each in found if each.id == "django_outbox.W058"]
+
+
+def test_w058_workers_with_other_listeners(settings: Any) -> None:
+    show_worker("one", MAIL, SMS)
+    with known_here(MAIL, SMS):
+        assert differing() == []
+    with known_here(MAIL, POST):
+        [said] = differing()
+        assert (repr(POST) in said, repr(SMS) in said, repr(MAIL) in said) == (True, True, False)
+        settings.OUTBOX = {"MODE": "writer_only"}
+        assert differing() == []
+
+
+def test_w059_more_than_five_listeners_of_a_type() -> None:
+    def costly() -> list[str]:
+        return [each.msg for each in run_checks() if each.id == "django_outbox.W059"]
+
+    with known_here("a", "a b", "a c", "* d", "* e", "other f"):
+        assert costly() == []
+        with listening(hear, "a", aggregate_type="shop.Order", name="g"):
+            [said] = costly()
+    assert "'a' (6)" in said
+    assert "other" not in said
+
+
 def test_in_writer_only_nobody_is_missing(settings: Any) -> None:
     insert(1, event_type="order.lost")
     settings.OUTBOX = {"MODE": "writer_only"}
-    assert unrouted_types("default") == []
+    assert without_listener("default", []) == []
 
 
 def test_no_answer_is_2(monkeypatch: pytest.MonkeyPatch) -> None:
     def down(alias: str) -> Any:
         raise OperationalError("connection refused")
 
-    monkeypatch.setattr("django_outbox.management.views.unrouted_types", down)
+    monkeypatch.setattr("django_outbox.management.views.live_registries", down)
     assert fails("--listeners") == (2, "default: connection refused")
 
 

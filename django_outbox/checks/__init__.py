@@ -15,7 +15,7 @@ from django.db import connections, router
 from .. import conf, hooks
 from ..conf import Settings
 from ..doorbell.selection import UnusableDoorbell, create_doorbell
-from ..events import class_fault
+from ..events import GLOBAL, class_fault
 from ..listeners import callables, registry
 from ..models import OutboxEvent
 from . import pooling, queues, relays, servers  # noqa: F401 - registers their checks
@@ -28,6 +28,7 @@ WRITING_SETTINGS = (
     "TABLE_PREFIX SCHEMA METRICS_NAMESPACE REDACT"
 ).split()
 
+MOST_LISTENERS = 5  # of one event type; more cost more than most projects want
 TASKS_BACKEND = "django_outbox.contrib.tasks.OutboxBackend"
 
 
@@ -109,6 +110,25 @@ def check_listeners(app_configs: Configs, **kwargs: Any) -> Iterator[CheckMessag
     hint = "Remove one of them, or give the second listener a name."
     for text in registry.conflicts:
         yield Error(text, hint=hint, id="django_outbox.E011")
+
+
+@register("django_outbox")
+def check_listeners_of_a_type(app_configs: Configs, **kwargs: Any) -> Iterator[CheckMessage]:
+    """Report W059 more than five listeners of one event type: each costs a row with the payload."""
+    kinds = {GLOBAL, *(each.aggregate_type for each in registry.listeners())} - {registry.ANY}
+    found = []
+    for event_type in sorted({kind for each in registry.listeners() for kind in each.types}):
+        most = max(len(registry.route(str(kind), event_type)) for kind in kinds)
+        if most > MOST_LISTENERS:
+            found.append(f"{event_type!r} ({most})")
+    if found:
+        yield Warning(
+            f"More than {MOST_LISTENERS} listeners get the same events: {', '.join(found)}. Each "
+            "write of one inserts a row with the payload for each of them.",
+            hint="Call what belongs together from one listener, or silence this check if each "
+            "needs retries of its own.",
+            id="django_outbox.W059",
+        )
 
 
 @register("django_outbox")

@@ -12,6 +12,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.migrations.recorder import MigrationRecorder
 
 from .. import conf
+from ..inspection.listeners import different_listeners, live_registries
 from ..models import OutboxEvent, missing_table
 from ..sql import DIALECTS, dialect_of, is_in_memory
 
@@ -44,7 +45,8 @@ def check_databases(
 ) -> Iterator[CheckMessage]:
     """Report W021 no WAL; E022 no schemas; W023 no tables; W026 isolation; W027 packet size.
 
-    Also report E056 statements in the binary log; E057 a charset that lacks characters.
+    Also report E056 statements in the binary log; E057 a charset that lacks characters; W058 live
+    workers with other listeners than this process.
     """
     for alias in sorted(set(databases or ()).intersection(aliases())):
         connection = connections[alias]
@@ -53,6 +55,7 @@ def check_databases(
         yield from (*_journal_mode(connection), *_schema(connection), *_tables(connection))
         yield from (*_isolation(connection), *_statement_size(connection))
         yield from (*_statement_log(connection), *_charset(connection))
+        yield from _different_listeners(connection)
 
 
 def _journal_mode(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
@@ -136,6 +139,19 @@ def _tables(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
         return  # the very first migrate runs checks too, and needs no reminder
     if missing := missing_table(connection.alias):
         yield Warning(missing, hint="Migrate before writing.", id="django_outbox.W023")
+
+
+def _different_listeners(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
+    if missing_table(connection.alias) or conf.problems() or conf.current().MODE == "writer_only":
+        return
+    if found := different_listeners(live_registries(connection.alias)):
+        yield Warning(
+            f"The live workers of {connection.alias!r} have other listeners than this process. "
+            f"Not all have {', '.join(repr(each['listener']) for each in found)}.",
+            hint="During a deploy, that is expected. Otherwise restart the workers with this "
+            "release; outbox_status --listeners names them.",
+            id="django_outbox.W058",
+        )
 
 
 def aliases() -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from django.utils.translation import gettext
@@ -12,20 +12,31 @@ from django.utils.translation import gettext
 from ..conf import current
 from ..events import stream_of
 from ..listeners.callables import location, qualified_name
-from ..listeners.outcomes import Status
-from ..listeners.registry import ANY, Listener, listeners, route
+from ..listeners.outcomes import UNSETTLED, Status
+from ..listeners.queues import published
+from ..listeners.registry import ANY, Listener, by_title, listeners, route
 from ..models import OutboxEvent, OutboxStream
 from ..sql.values import CLOSING_KINDS
+from .workers import WorkerInfo, clock_and_workers
 
+KIND: Final = ("event_type", "aggregate_type", "listener")
 MAX_EVENTS: Final = 10_000  # newest events that a command scans, and as many of those due first
 
 
-def unrouted_types(alias: str, *, limit: int = MAX_EVENTS) -> list[dict[str, Any]]:
-    """Return event types without a listener, among the newest events and those due first.
+def live_registries(alias: str) -> list[WorkerInfo]:
+    """Return the live workers that say which listeners they have."""
+    _now, known = clock_and_workers(alias)
+    return [each for each in known if not each.is_silent and each.listeners is not None]
 
-    Each has the number of its events among those scanned, and of these, the unsettled ones: new, to
-    be retried, or dead. Types with the most of them come first. The scan is bounded: no index lists
-    the types.
+
+def without_listener(
+    alias: str, live: Sequence[WorkerInfo], *, limit: int = MAX_EVENTS
+) -> list[dict[str, Any]]:
+    """Return what has no listener here, among the newest events and those due first.
+
+    And what waits for a listener that no live worker has, if there are any. Each row has the number
+    of deliveries among those scanned, and of these, the unsettled ones: new, to be retried, or
+    dead. What has the most of them comes first. The scan is bounded: no index lists the types.
     """
     if current().MODE == "writer_only":  # another program reads the table
         return []
@@ -35,16 +46,44 @@ def unrouted_types(alias: str, *, limit: int = MAX_EVENTS) -> list[dict[str, Any
     rows = {
         row[0]: row[1:]
         for query in (newest, due_first)
-        for row in query.values_list("pk", "event_type", "aggregate_type", "status")[:limit]
+        for row in query.values_list("pk", *KIND, "status")[:limit]
     }
-    counts = Counter(row[:2] for row in rows.values())
-    unsettled = Counter(row[:2] for row in rows.values() if row[2] != Status.DONE)
-    found = [
-        {"event_type": kind, "aggregate_type": of, "events": n, "unsettled": unsettled[kind, of]}
-        for (kind, of), n in counts.items()
-        if not route(of, kind)
-    ]
+    counts = Counter(row[:3] for row in rows.values())
+    unsettled = Counter(row[:3] for row in rows.values() if row[3] != Status.DONE)
+    pending = {row[:3] for row in rows.values() if row[3] in UNSETTLED}
+    of_workers = {title for each in live for title in (*(each.listeners or ()), *each.formerly)}
+    found = []
+    for kind, events_found in counts.items():
+        event_type, aggregate_type, title = kind
+        here = bool(route(aggregate_type, event_type)) if title is None else by_title(title)
+        is_served = not live or title is None or title in of_workers or kind not in pending
+        if (here and is_served) or (title is not None and not unsettled[kind]):
+            continue
+        found.append(
+            {
+                **dict(zip(KIND, kind, strict=True)),
+                "events": events_found,
+                "unsettled": unsettled[kind],
+                "is_here": bool(here),
+            }
+        )
     return sorted(found, key=lambda row: (-row["unsettled"], -row["events"], row["event_type"]))
+
+
+def different_listeners(live: Sequence[WorkerInfo]) -> list[dict[str, Any]]:
+    """Return the listeners that not all have: neither this process nor each of the live workers."""
+    if {each.registry for each in live} <= {published()["registry"]}:
+        return []
+    here = {each.title for each in listeners()}
+    found = []
+    for title in sorted(here.union(*(each.listeners or () for each in live))):
+        has = [each.id for each in live if title in (each.listeners or ())]
+        lacks = [each.id for each in live if each.id not in has]
+        if lacks or title not in here:
+            found.append(
+                {"listener": title, "is_here": title in here, "has_it": has, "lacks_it": lacks}
+            )
+    return found
 
 
 def describe_listeners() -> list[dict[str, Any]]:

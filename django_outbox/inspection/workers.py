@@ -39,6 +39,9 @@ class WorkerInfo:
     running: Sequence[tuple[str, str, float]]  # event type, event id, seconds; the longest first
     queues: Sequence[str] | None  # that it serves; None: all, as in releases without queues
     is_stopping: bool  # it was told to stop, so that it is not missed
+    listeners: Sequence[str] | None  # titles of its listeners; None: it does not say
+    formerly: Sequence[str]  # titles that these had before
+    registry: str  # digest of both
 
     @property
     def is_newly_lost(self) -> bool:
@@ -100,6 +103,9 @@ def _worker_info(row: OutboxWorker, heartbeat_age: float) -> WorkerInfo:
         ],
         queues=info.get("queues"),
         is_stopping=info.get("stopping", False),
+        listeners=info.get("listeners"),
+        formerly=info.get("formerly", ()),
+        registry=info.get("registry", ""),
     )
 
 

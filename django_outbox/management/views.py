@@ -9,7 +9,12 @@ from functools import partial
 from typing import Any
 
 from ..conf import current
-from ..inspection.listeners import describe_listeners, unrouted_types
+from ..inspection.listeners import (
+    describe_listeners,
+    different_listeners,
+    live_registries,
+    without_listener,
+)
 from ..inspection.queues import held_messages, queue_states
 from ..inspection.status import Limits, status, violations
 from ..inspection.workers import clock_and_workers
@@ -40,15 +45,25 @@ def status_view(limits: Limits) -> View:
 
 
 def listeners_view() -> View:
-    """Return the view of this code's listeners, and of event types that none of them gets."""
+    """Return the view of this code's listeners, of what none of them gets, and of the workers'."""
 
     def query(alias: str) -> Row:
-        return {"without_listener": unrouted_types(alias)}
+        live = live_registries(alias)
+        return {
+            "without_listener": without_listener(alias, live),
+            "different_listeners": different_listeners(live),
+        }
 
     def faults(answers: Answers) -> Iterator[str]:
-        rows = (row for answer in answers.values() for row in answer["without_listener"])
-        if found := {each["event_type"] for each in rows if each["unsettled"]}:
-            yield f"no listener for {', '.join(sorted(found))}"
+        rows = [row for answer in answers.values() for row in answer["without_listener"]]
+        for is_here, text in ((False, "no listener for"), (True, "no live worker has")):
+            found = {
+                each["listener"] or each["event_type"]
+                for each in rows
+                if each["unsettled"] and each["is_here"] is is_here
+            }
+            if found:
+                yield f"{text} {', '.join(sorted(found))}"
 
     return View(query=query, faults=faults, head={"listeners": describe_listeners()})
 

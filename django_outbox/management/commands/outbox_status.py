@@ -30,11 +30,12 @@ LIMITS: Final[cli.Values] = {
     "--min-workers": (cli.non_negative_int, "N", "live workers"),
 }
 VIEWS: Final = {
-    "--listeners": "show the listeners of this code, and event types that have none",
+    "--listeners": "show the listeners of this code, what has none, and where workers differ",
     "--relays": "show the relays, and what waits for each",
 }
 CHECK: Final = (
-    "exit with 1 if a limit is exceeded; with --listeners if an event that is not done has none; "
+    "exit with 1 if a limit is exceeded; with --listeners if an event that is not done has none, "
+    "or waits for one that no live worker has; "
     "with --relays if a broker, which is then asked, takes no messages"
 )
 
