@@ -322,6 +322,13 @@ SURVIVORS = (
         test="tests/test_relay_secrets.py::test_what_is_hidden",
     ),
     Survivor(
+        name="events that start before an earlier one of their key is routed",
+        edits=[
+            ("worker/stream_claims.py", "if row[ROUTED_UNTIL] is not", "if 0 and row[9] is not")
+        ],
+        test=f"{ROUTES}test_events_wait_until_an_earlier_one_of_their_key_is_routed",
+    ),
+    Survivor(
         name="further rows of an event that another worker has routed",
         edits=[("sql/base/routes.py", "AND routes = %s{self.skip", "AND %s <> ''{self.skip")],
         test=f"{ROUTES}test_no_row_is_inserted_twice_nor_one_of_another_receipt",

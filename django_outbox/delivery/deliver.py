@@ -211,7 +211,7 @@ def _no_listener(lease: Lease, settings: Settings) -> str:
 
 def _deferred(lease: Lease, error: UnroutableEvent, grace: float) -> Decision:
     """Decide to wait for a worker that has the listener; ``grace`` is in seconds."""
-    if lease.key is not None:
+    if lease.key is not None and lease.stream is not None:
         _warn_of_blocked_stream(lease.key, lease.event_type, lease.listener, lease.event_id)
     left, longest = grace - lease.age, grace / 20 + 1
     delay = min(max(left, 0.1), longest) if left > 0 else longest

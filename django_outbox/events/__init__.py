@@ -14,6 +14,7 @@ from .validation import (
     RECEIVED_LENGTHS,
     ROW_ID_LENGTH,
     STREAM_LENGTH,
+    UNROUTED_LANE,
     aggregate_key,
     aggregate_label,
     as_utc,
@@ -25,6 +26,7 @@ from .validation import (
     stored_instant,
     stream_of,
     type_name,
+    unrouted,
 )
 
 __all__ = [
@@ -35,6 +37,7 @@ __all__ = [
     "RECEIVED_LENGTHS",
     "ROW_ID_LENGTH",
     "STREAM_LENGTH",
+    "UNROUTED_LANE",
     "Declaration",
     "Event",
     "aggregate_key",
@@ -58,5 +61,6 @@ __all__ = [
     "split_stream",
     "stored_instant",
     "stream_of",
+    "unrouted",
     "type_name",
 ]

@@ -28,6 +28,7 @@ LENGTHS: Mapping[str, int] = {  # most characters in each column
     "unique_key": 255,
 }
 LANE_LENGTH = 64  # characters
+UNROUTED_LANE = "?"  # in the place of a lane: events whose listeners are not known yet
 STREAM_LENGTH = 320  # a lane, a colon and a key
 ROW_ID_LENGTH = 49  # an event id, a dot and the digest of a listener
 RECEIVED_LENGTHS: Mapping[str, int] = {"source": 128, "message_id": 255}  # in the inbox
@@ -95,6 +96,12 @@ def aggregate_key(aggregate_type: str, aggregate_id: str | None) -> str:
 def stream_of(lane: str, key: str) -> str:
     """Return the stream of a key in a lane, whose name has no colon."""
     return f"{lane}:{key}"
+
+
+def unrouted(stream: str) -> str:
+    """Return where the events of a stream's key wait whose listeners are not known yet."""
+    _, key = split_stream(stream)
+    return stream_of(UNROUTED_LANE, key)
 
 
 def split_stream(stream: str) -> tuple[str, str]:

@@ -77,7 +77,7 @@ def pending_queries(alias: str) -> Iterator[OutboxQuerySet]:
     events = OutboxEvent.objects.using(alias)
     yield events.filter(available_at__isnull=False).order_by("available_at", "id")
     if connections[alias].features.supports_partial_indexes:
-        keyed = events.filter(IsIndexed("status"), stream__isnull=False)
+        keyed = events.filter(IsIndexed("status"), stream__isnull=False, available_at=None)
     else:
         streams = OutboxStream.objects.using(alias).filter(due_at__isnull=False)
         names = streams.order_by("due_at").values_list("pk", flat=True)[:MAX_STREAMS]

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from ..conf import current
-from ..events import Event
+from ..events import UNROUTED_LANE, Event
 from ..queue_settings import DEFAULT_QUEUE
 from . import registry
-from .registry import UNROUTED_LANE, Listener, until_registered
+from .registry import Listener, until_registered
 
 
 class Route(NamedTuple):

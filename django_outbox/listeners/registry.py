@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import Any, Final, ParamSpec, Protocol, TypeVar
 
 from ..conf import until_changed
-from ..events import LANE_LENGTH, declared
+from ..events import LANE_LENGTH, UNROUTED_LANE, declared
 from ..exceptions import ListenerAlreadyRegistered, seconds
 from ..queue_settings import DEFAULT_QUEUE
 from .callables import is_async, location
@@ -36,7 +36,6 @@ class _Any(Enum):
 
 
 ANY: Final = _Any.ANY  # listen to every aggregate type
-UNROUTED_LANE: Final = "?"  # of events with a key whose listeners are not known yet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

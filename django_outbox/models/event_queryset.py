@@ -18,7 +18,7 @@ from ..sql import dialect_of
 from .fields import DatabaseNow, IsDead, IsIndexed, IsRescued, age
 from .pause_queryset import LEASED, POSTPONED, paused_condition
 from .queryset import TableQuerySet
-from .replay import Spacing, replay_rows
+from .replay import ALONE, Spacing, replay_rows
 from .retention import batches, expired_condition
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
     def skippable(self) -> OutboxQuerySet:
         """Return unfinished events with a key whose stream no worker has leased."""
         leased = self._all_streams().filter(locked_by__isnull=False).values("pk")
-        return self.pending().exclude(key=None).exclude(stream__in=leased)
+        return self.pending().exclude(ALONE).exclude(stream__in=leased)
 
     def scheduled(self) -> OutboxQuerySet:
         """Return new events that wait for their due time, the next one first."""
@@ -171,7 +171,7 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
         An event with a key still waits for the events before it in its stream.
         """
         waiting = self._updatable().waiting()
-        count = waiting.filter(key=None).update(available_at=DatabaseNow())
+        count = waiting.filter(ALONE).update(available_at=DatabaseNow())
         return count + waiting._in_streams(lambda batch: batch.update(deliver_at=DatabaseNow()))
 
     def skip(self) -> int:
@@ -230,7 +230,7 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
             waiting = self.model.objects.filter(
                 IsIndexed("status"), stream=OuterRef("stream")
             ).pending()
-            condition &= Q(~Q(status=Status.DEAD) | Q(key=None) | ~Exists(waiting))
+            condition &= Q(~Q(status=Status.DEAD) | ALONE | ~Exists(waiting))
         return condition
 
     def preceding(self, event: OutboxEvent) -> OutboxQuerySet:
@@ -274,7 +274,7 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
         as idle. Writers lock streams in the same order, so they wait instead of deadlocking.
         """
         connection, count = self._connection(), 0
-        rows = self.exclude(stream=None).order_by("stream", "seq").values_list("pk", "stream")
+        rows = self.exclude(ALONE).order_by("stream", "seq").values_list("pk", "stream")
         found = [(pk, stream) for pk, stream in rows if stream is not None]
         for start in range(0, len(found), BATCH_SIZE):
             batch = found[start : start + BATCH_SIZE]
@@ -285,7 +285,7 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
 
     def _replay_dead(self, by: str, spacing: Spacing | None) -> int:
         dead = self._dead_rows()
-        count = replay_rows(dead.filter(key=None), by=by, spacing=spacing)
+        count = replay_rows(dead.filter(ALONE), by=by, spacing=spacing)
         count += dead._in_streams(partial(replay_rows, by=by, spacing=spacing))
         if count:
             announce(events_replayed, sender=self._write_alias(), count=count)
@@ -293,7 +293,7 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
 
     def _discard_dead(self) -> int:
         dead = self._dead_rows()
-        count = dead.filter(key=None).delete()[0]
+        count = dead.filter(ALONE).delete()[0]
         count += dead._in_streams(lambda batch: batch.delete()[0])
         if count:
             announce(events_discarded, sender=self._write_alias(), count=count)

@@ -10,6 +10,7 @@ from django.db import transaction
 from django.db.models import Case, F, Q, Value, When
 from django.db.models.functions import Concat, Length, Substr
 
+from ..events import UNROUTED_LANE
 from ..listeners.history import Entry, addition
 from ..listeners.outcomes import Status
 from ..queue_settings import is_rate, per_second
@@ -18,6 +19,9 @@ from .fields import DatabaseNow, ExactTextField, UTCDateTimeField
 if TYPE_CHECKING:
     from .event_queryset import OutboxQuerySet
 
+
+_LANE: Final = Q(stream__gte=f"{UNROUTED_LANE}:", stream__lt=f"{UNROUTED_LANE};")
+ALONE: Final = Q(stream=None) | _LANE  # events that are due by themselves, not by a stream
 
 BY: Final = 255  # characters of who replayed
 EVENTS_PER_STATEMENT: Final = 100  # events that get due times of their own in one statement
@@ -84,22 +88,22 @@ def _due_times(ids: list[str], times: Mapping[str, datetime]) -> Iterator[tuple[
 
 def _reset(rows: OutboxQuerySet, due: Any, replayed: Entry) -> int:
     """Make dead events new and due at the time of an expression; those with a key, no earlier."""
-    without_key, is_now = Q(key=None), isinstance(due, DatabaseNow)
-    alone, added = addition(replayed)
+    alone, is_now = ALONE, isinstance(due, DatabaseNow)
+    first, added = addition(replayed)
     shorter = Substr("history", 1, Length("history") - 1)
     longer = Concat(shorter, Value(added), output_field=ExactTextField())
     return rows.update(
         status=Status.NEW,
         attempts=0,
         rescues=0,
-        available_at=Case(When(without_key, then=due)),
-        deliver_at=Case(When(without_key, then=F("deliver_at")), default=None if is_now else due),
+        available_at=Case(When(alone, then=due)),
+        deliver_at=Case(When(alone, then=F("deliver_at")), default=None if is_now else due),
         first_due_at=due,
         done_at=None,
         last_error=None,
         cause=None,
         history=Case(
-            When(history=None, then=Value(alone)), default=longer, output_field=ExactTextField()
+            When(history=None, then=Value(first)), default=longer, output_field=ExactTextField()
         ),
         locked_by=None,
         locked_at=None,

@@ -30,9 +30,10 @@ FULL = (
     "payload",
     "headers",
     "unique_key",
+    "key",
 )
 PAYLOAD, QUEUE = FULL.index("payload"), FULL.index("queue")  # the latter also in LIGHT
-KEYED = (*FULL, "key", "stream", "seq", "status")
+KEYED = (*FULL, "stream", "seq", "status")
 # Columns of a settle's VALUES: the id, and attributes of the decision.
 SETTLED = (*("id", "status", "spent", "delay", "error", "cause", "history"), *("queue", "attempts"))
 TAIL = ("due_at", "previous_owner", "now")  # columns that a claim adds; "now" by the database
@@ -195,7 +196,10 @@ class StreamQuery:
 
 @dataclass(slots=True)
 class StreamRows:
-    """A stream as it was read; its rows have the columns ``KEYED`` and are in order."""
+    """A stream as it was read; its rows are in order.
+
+    They have the columns ``KEYED``, and from which seq on they wait for the routing of another.
+    """
 
     name: str
     seq: int  # its version

@@ -120,6 +120,7 @@ class DrainClaims:
                     for row in rows
                 ]
                 complete(connection, leases)
+                leases = [each for each in leases if each.stream is None]
                 new = self.held.add(self._accepted(connection, leases))
                 if not new:
                     continue  # there may be others

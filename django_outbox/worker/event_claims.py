@@ -72,6 +72,7 @@ class EventClaims:
         if hot is None:
             self._note_sizes(leases)
         self._wake(connection, complete(connection, leases))
+        leases = [each for each in leases if each.stream is None]
         if self._several:
             leases = self._in_their_queues(connection, leases)
         with self._held.lock:

@@ -29,7 +29,7 @@ def is_whole(lease: Lease) -> bool:
 def complete(connection: BaseDatabaseWrapper, leases: Iterable[Lease]) -> set[str]:
     """Give events to the listeners that they lack; return the queues that got rows.
 
-    A row with a key that was not routed is in another stream afterwards: not to be delivered now.
+    A row with a key that was not routed is in a stream afterwards, and not leased any more.
     """
     queues: set[str] = set()
     unrouted: defaultdict[tuple[str, str, str], list[Lease]] = defaultdict(list)
@@ -63,6 +63,8 @@ def _route(connection: BaseDatabaseWrapper, leases: Sequence[Lease]) -> set[str]
                 dialect.add_rows(connection, ids=ids, route=each, receipt=receipt)
     for lease in leases:
         lease.listener, lease.routes = first.title, receipt
+        if lease.key is not None:
+            lease.stream = stream_of(first.lane, lease.key)
     return {each.queue for each in routes}
 
 

@@ -35,11 +35,13 @@ from .watermark import ScanningWatermark
 logger = logging.getLogger("django_outbox")
 
 MAX_EVENTS = 32  # events of one stream that are read at a time
+ROUTING_WAIT = 0.1  # seconds for which a stream waits until an earlier event of its key is routed
 SUSPECT_RETRY = 1.0  # seconds after which a suspect that was not tried is due again
 SEQ, STATUS, RESCUES = (KEYED.index(name) for name in ("seq", "status", "rescues"))
 DELIVER_AT = KEYED.index("deliver_at")
 PAUSE_COLUMNS = [KEYED.index(name) for name in ("event_type", "listener", "key")]
 LISTENER, ROW_QUEUE = KEYED.index("listener"), KEYED.index("queue")
+ROUTED_UNTIL = len(KEYED)  # the column behind them
 FIRST_DUE, CREATED = KEYED.index("first_due_at"), KEYED.index("created_at")
 
 
@@ -213,6 +215,8 @@ class StreamClaims:
         for row in found.rows:
             if row[STATUS] == Status.DEAD:
                 return leases, due  # it blocks the events behind it, not a retry before it
+            if row[ROUTED_UNTIL] is not None and row[ROUTED_UNTIL] < row[SEQ]:
+                return leases, started + ROUTING_WAIT
             if self._is_paused(row):
                 return leases, started + (0.0 if leases else self._postpone(stream))
             next_try = stored_instant(row[DELIVER_AT])
@@ -241,7 +245,9 @@ class StreamClaims:
     ) -> Lease:
         due = next_try or row[FIRST_DUE] or row[CREATED]
         was = stream.lost_worker if stream.careful else None
-        lease = lease_from_row((*row, due, was, now), KEYED, deadline=stream.deadline, me=self._me)
+        lease = lease_from_row(
+            (*row[:ROUTED_UNTIL], due, was, now), KEYED, deadline=stream.deadline, me=self._me
+        )
         lease.queue, lease.queue_in_row = _queue_of(row), stream.queue
         return lease
 

@@ -7,6 +7,8 @@ from typing import Any
 
 from django.db import DEFAULT_DB_ALIAS, connections
 
+from django_outbox.events import GLOBAL
+from django_outbox.listeners.queues import routes_of
 from django_outbox.models import OutboxEvent, OutboxStream
 from django_outbox.sql import dialect_of
 
@@ -57,12 +59,14 @@ def insert(
 ) -> None:
     """Insert rows numbered by n, due that many seconds from now; ``letter`` begins their ids."""
     connection = connections[alias]
-    dialect = dialect_of(connection)
+    dialect, (route, *_) = dialect_of(connection), routes_of(GLOBAL, event_type)
     at = "NULL" if due is None else after(due, alias)
     key = connection.ops.quote_name("key")
     values = {
         "id": concatenated(connection.vendor, letter, IDS[connection.vendor]),
         "event_id": concatenated(connection.vendor, letter, IDS[connection.vendor]),
+        "listener": "%s",
+        "routes": "%s",
         "event_type": "%s",
         "aggregate_type": "'__GLOBAL__'",
         "payload": "%s",
@@ -86,7 +90,7 @@ def insert(
     execute(
         f"INSERT INTO {TABLE} ({', '.join(values)}) {numbers(count)} "
         f"SELECT {', '.join(values.values())} FROM numbers WHERE n < {count} ORDER BY n",
-        [event_type, text, owner],
+        [route.title, route.digest, event_type, text, owner],
         alias=alias,
     )
     if per_key:

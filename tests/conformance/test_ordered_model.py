@@ -216,7 +216,7 @@ class Streams(RuleBasedStateMachine):
                 only_due_retries=not self.stop,
             )
             (found,) = dialect.read_streams(connection, wanted)
-            rows = [dict(zip(KEYED, each, strict=True)) for each in found.rows]
+            rows = [dict(zip(KEYED, each, strict=False)) for each in found.rows]
             taken: list[str] = []
             for row in rows:
                 if row["status"] == Status.DEAD or self.events[row["event_id"]].state != "new":

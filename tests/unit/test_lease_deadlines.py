@@ -162,6 +162,6 @@ def test_a_lease_counts_from_before_its_statement(
         return answer
 
     getattr(dialect, statement).side_effect = execute
-    read = StreamRows(STREAM, 1, NOW, NOW, [row("a", KEYED, key=KEY, stream=STREAM, seq=1)])
+    read = StreamRows(STREAM, 1, NOW, NOW, [row("a", (*KEYED, "routed_until"), key=KEY, seq=1)])
     dialect.read_streams.return_value = [read]
     assert act(Parts())() is is_ours

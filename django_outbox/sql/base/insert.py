@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...events import Event, stream_of
-from ...listeners.queues import Route, receipt_of, routes_of_new, row_id
+from ...listeners.queues import UNROUTED, Route, receipt_of, routes_of_new, row_id
 from ...queue_settings import DEFAULT_QUEUE
 from ..values import SQL, to_database, to_text
 from .sequence_numbers import Place, SequenceNumbers
@@ -52,7 +52,8 @@ class Shape(NamedTuple):
 
     given: tuple[bool, ...]  # of the columns ``GIVEN``: which have a parameter
     due: str  # the SQL of its due time
-    seq: str | None  # that of its place in its stream; None: it has no key
+    seq: str | None  # that of its place in the order of its key; None: it has no key
+    in_stream: bool  # it is due by its stream
     is_delayed: bool
 
 
@@ -142,15 +143,16 @@ class Inserting(SequenceNumbers):
             None if route.queue == DEFAULT_QUEUE else route.queue,
         )
         due, due_params = self._due_time(connection, event)
-        is_keyed, is_delayed = event.key is not None, event.is_delayed
+        is_keyed, in_stream = event.key is not None, event.key is not None and route != UNROUTED
         shape = Shape(
             tuple([each is not None for each in given]),
             due,
             seq[0] if is_keyed else None,
-            is_delayed,
+            in_stream,
+            event.is_delayed,
         )
         params = [each for each in given if each is not None]
-        params += [*due_params, *(seq[1] if is_keyed else due_params), *due_params * is_delayed]
+        params += due_params * (1 if in_stream else 2) + seq[1] + due_params * event.is_delayed
         return shape, params
 
     def receive(self, connection: BaseDatabaseWrapper, *, source: str, message_id: str) -> bool:
@@ -192,9 +194,9 @@ def _cells(shape: Shape, columns: tuple[str, ...], now: str) -> str:
 def _sql_by_column(shape: Shape, now: str) -> dict[str, str]:
     found = {name: "%s" for name, is_given in zip(GIVEN, shape.given, strict=True) if is_given}
     found |= {"first_due_at": shape.due, "created_at": now}
-    if shape.seq is None:
+    if not shape.in_stream:
         found["available_at"] = shape.due
-    else:  # its stream is due instead
+    if shape.seq is not None:
         found["seq"] = shape.seq
     if shape.is_delayed:
         found["deliver_at"] = shape.due
@@ -221,7 +223,7 @@ def lane_places(keyed: Sequence[Event]) -> list[Place]:
     found: dict[str, str] = {}
     for event in keyed:
         for route in routes_of_new(event):
-            if route.lane and event.key is not None:
+            if route.lane and route != UNROUTED and event.key is not None:
                 found.setdefault(stream_of(route.lane, event.key), route.queue)
     return [(stream, 1, queue) for stream, queue in found.items()]
 

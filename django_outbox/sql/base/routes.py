@@ -31,13 +31,21 @@ class Routing(Settling):
         receipt: str,
         kind: LeaseKind = LeaseKind.ROW,
     ) -> int:
-        """Give rows that are not routed to a listener; return how many ``me`` still held."""
-        (one_of, given), (fence, params) = self._one_of(ids), self._fence(connection, me, kind)
+        """Give rows that are not routed to a listener; return how many ``me`` still held.
+
+        Those with a key are not leased afterwards: they are due by their streams.
+        """
+        one_of, given = self._one_of(ids)
+        fence, params = self._fence(connection, me, kind)
         stream = f"CASE WHEN {self.key} IS NOT NULL THEN {self.joined.format('%s', self.key)} END"
+        unkeyed = ", ".join(
+            f"{each} = CASE WHEN {self.key} IS NULL THEN {each} END"
+            for each in ("available_at", "locked_by", "locked_at")
+        )
         return self._run(
             connection,
             f"""UPDATE {self._event_by_id(connection)} SET
-                listener = %s, routes = %s, queue = %s, stream = {stream}
+                listener = %s, routes = %s, queue = %s, stream = {stream}, {unkeyed}
             WHERE {one_of} AND listener IS NULL AND {fence}""",
             [route.title, receipt, route.queue, f"{route.lane}:", *given, *params],
         )

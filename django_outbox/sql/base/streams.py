@@ -29,6 +29,17 @@ class StreamLeases(Statements):
         release fail, and the stream is read again.
         """
 
+    def _routed_until(self, connection: BaseDatabaseWrapper, stream: str) -> str:
+        """Return the SQL of the first place of a key whose event is about to be routed, or NULL.
+
+        Events behind it have to wait: it may belong before them. One that no worker could route is
+        not about to be. ``stream`` is the SQL of the name under which the key's events wait.
+        """
+        # The index is partial: a query has to repeat its condition.
+        return f"""(SELECT MIN(u.seq) FROM {self._event(connection)} u WHERE u.stream = {stream}
+            AND u.status IN (0, 2) AND u.status IN (0, 2, 3)
+            AND (u.available_at <= {self.now} OR u.locked_by IS NOT NULL))"""
+
     @abstractmethod
     def next_retries(
         self, connection: BaseDatabaseWrapper, read: StreamQuery

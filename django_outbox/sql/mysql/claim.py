@@ -57,9 +57,10 @@ class MySQLEventLeases(EventLeases):
         lock = skip_locked(connection) if skip else ""
         by_id = claim.ids is not None
         table = self._event(connection) if by_id else self._events_by_due(connection)
+        columns = ", ".join(f"`{each}`" for each in claim.columns)
         selects = [
             (
-                f"""SELECT {", ".join(claim.columns)}, available_at, locked_by, {self.now}
+                f"""SELECT {columns}, available_at, locked_by, {self.now}
             FROM {table} WHERE {where}{lock}""",
                 params,
             )

@@ -10,7 +10,7 @@ from django.db import IntegrityError
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...conf import index_name
-from ...events import stored_instant
+from ...events import stored_instant, unrouted
 from ..base.insert import Inserting
 from ..base.sequence_numbers import (
     IF_IDLE,
@@ -151,6 +151,7 @@ class MySQLStreams(StreamLeases, Inserting):
         due = f" AND deliver_at <= {self.now}" if read.only_due_retries else ""
         statuses = ["status = 0", f"status = 2{due}", *["status = 3"] * read.dead_too]
         columns = ", ".join(f"`{name}`" for name in KEYED)
+        columns += f", {self._routed_until(connection, '%s')}"
         selects = [
             f"(SELECT {columns} FROM {self._events_in_order(connection)} "
             f"WHERE stream = %s AND {status} ORDER BY seq LIMIT %s)"
@@ -163,7 +164,12 @@ class MySQLStreams(StreamLeases, Inserting):
             with connection.cursor() as cursor:
                 cursor.execute(
                     " UNION ALL ".join(selects * len(some)),
-                    [each for key in some for _ in selects for each in (key, read.limit)],
+                    [
+                        each
+                        for key in some
+                        for _ in selects
+                        for each in (unrouted(key), key, read.limit)
+                    ],
                 )
                 for row in cursor.fetchall():
                     found.setdefault(row[KEYED.index("stream")], []).append(row)

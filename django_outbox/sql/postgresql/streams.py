@@ -9,7 +9,7 @@ from typing import Any
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...conf import CENTURY
-from ...events import stored_instant
+from ...events import UNROUTED_LANE, stored_instant
 from ..base.insert import Inserting, Written, lane_places, own_places
 from ..base.sequence_numbers import Places, due_of_followers
 from ..base.streams import StreamLeases
@@ -85,11 +85,13 @@ class PostgresStreams(StreamLeases, Inserting):
         statuses = "(0, 2, 3)" if read.dead_too else "(0, 2)"
         due = f" AND (status <> 2 OR deliver_at <= {self.now})" if read.only_due_retries else ""
         columns = ", ".join(utc(f"e.{name}") if name in INSTANTS else f"e.{name}" for name in KEYED)
+        until = self._routed_until(connection, f"'{UNROUTED_LANE}:' || s.key")
         with connection.cursor() as cursor:
             cursor.execute(
-                f"""SELECT s.stream, s.seq, s.locked_at, {utc(self.now)}, {columns}
+                f"""SELECT s.stream, s.seq, s.locked_at, {utc(self.now)}, {columns}, e.routed_until
                 FROM {self._stream(connection)} s LEFT JOIN LATERAL (
-                    SELECT {", ".join(KEYED)} FROM {self._event(connection)} e
+                    SELECT {", ".join(KEYED)}, {until} AS routed_until
+                    FROM {self._event(connection)} e
                     WHERE e.stream = s.stream AND status IN {statuses}{due} ORDER BY e.seq LIMIT %s
                 ) e ON true
                 WHERE s.stream = ANY(%s) AND s.locked_by = %s ORDER BY s.stream, e.seq""",

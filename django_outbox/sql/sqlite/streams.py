@@ -8,7 +8,7 @@ from typing import Any
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ...events import stored_instant
+from ...events import stored_instant, unrouted
 from ..base.streams import StreamLeases
 from ..values import (
     KEYED,
@@ -76,7 +76,8 @@ class SQLiteStreams(StreamLeases):
         due = f" AND (status <> 2 OR deliver_at <= {self.now})" if read.only_due_retries else ""
         # The index is partial: a query has to repeat its condition.
         select = (
-            f"SELECT * FROM (SELECT {', '.join(KEYED)} FROM {self._event(connection)} "
+            f"SELECT * FROM (SELECT {', '.join(KEYED)}, {self._routed_until(connection, '%s')} "
+            f"FROM {self._event(connection)} "
             f"WHERE stream = %s AND {statuses}status IN (0, 2, 3){due} ORDER BY seq LIMIT %s)"
         )
         for start in range(0, len(found), SELECTS):
@@ -84,7 +85,7 @@ class SQLiteStreams(StreamLeases):
             with connection.cursor() as cursor:
                 cursor.execute(
                     " UNION ALL ".join([select] * len(some)),
-                    [each for key in some for each in (key, read.limit)],
+                    [each for key in some for each in (unrouted(key), key, read.limit)],
                 )
                 for row in sorted(cursor.fetchall(), key=lambda row: row[KEYED.index("seq")]):
                     some[row[KEYED.index("stream")]].rows.append(row)

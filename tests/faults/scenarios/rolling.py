@@ -89,17 +89,14 @@ def expect(rig: Rig, old: Release, new: Release) -> None:
     """Note which listeners have to get what either release writes, and which not in order.
 
     One that is added or removed may get what the release without it writes, too. What a worker
-    adds to an event that others wrote, or routes beside what others have routed, may come after
-    later events; so may what waits for a former title.
+    adds to an event that others wrote may come after later events; so may what waits for a former
+    title.
     """
     for release, name in ((old, "old"), (new, "new")):
         kind = f"rolled.{new.change}.{name}"
         known = (*ALWAYS, LETTERS) if release.changing and new.changing else ALWAYS
         rig.listeners[kind] = known
-        if old.route != new.route:
-            rig.unordered[kind] = known
-        else:
-            rig.unordered[kind] = (AUDIT, LETTERS) if new.change == "renamed" else (AUDIT,)
+        rig.unordered[kind] = (AUDIT, LETTERS) if new.change == "renamed" else (AUDIT,)
 
 
 def write(rig: Rig, release: Release, kind: str, seconds: float) -> None:
