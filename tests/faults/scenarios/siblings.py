@@ -40,7 +40,7 @@ def siblings(rig: Rig) -> None:
         kinds=(*KINDS,),
         keys=KEYS,
         keyed=1.0,
-        slow=0.05,
+        batch=1,  # each key is busy: MySQL renews no lease of a stream that a writer holds
     )
     wait_until(rig.started, within=60, what="the first events")
     spans = {"is well": lasting(lasts)}
@@ -75,7 +75,15 @@ def trouble(rig: Rig, how: str) -> Iterator[None]:
             OutboxPause.objects.pause("listener", titles[-1])
     yield
     rig.trouble("")
+    wait_until(lambda: asked(resumed), within=60, what="the database takes the resume")
+
+
+def resumed() -> bool:
+    """Resume what is paused; the database may refuse it, with a deadlock say."""
+    from django_outbox.models import OutboxPause
+
     OutboxPause.objects.all().resume()
+    return True
 
 
 def waiting() -> int:
