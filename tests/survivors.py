@@ -19,6 +19,7 @@ from tests.faults.mutants import REPOSITORY, Patch, patched_copy
 
 ROUTES = "tests/conformance/test_routes.py::"
 DEADLINES = "tests/unit/test_lease_deadlines.py::test_a_lease_counts_from_before_its_statement"
+RENEWED = "tests/unit/test_lease_deadlines.py::test_what_a_claim_renews_goes_on_by_the_new_lease"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +34,8 @@ SURVIVORS = (
         edits=[
             (
                 "sql/sqlite/claim.py",
-                "[me, me, claim.lease, *seen, to_database(newest, connection), me],",
-                '[me, me, claim.lease, *seen, "9999", me],',
+                "[me, me, leased_at, claim.lease, *seen, newest, me],",
+                '[me, me, leased_at, claim.lease, *seen, "9999", me],',
             )
         ],
         test="tests/conformance/test_claim_due_time.py"
@@ -56,8 +57,8 @@ SURVIVORS = (
         edits=[
             (
                 "worker/stream_claims.py",
-                "            Stream(key, deadline, queue=queue)\n",
-                "            Stream(key, self._held.deadline(monotonic()), queue=queue)\n",
+                "Stream(name, deadline, locked_at, queue=queue)",
+                "Stream(name, self._held.deadline(monotonic()), locked_at, queue=queue)",
             )
         ],
         test=f"{DEADLINES}[claim_stream-too late]",
@@ -89,11 +90,79 @@ SURVIVORS = (
         edits=[
             (
                 "worker/queues.py",
-                "known.deadline = lease.deadline",
-                "known.deadline = self.deadline(monotonic())",
+                "known.deadline, known.locked_at = lease.deadline, lease.locked_at",
+                "known.deadline, known.locked_at = self.deadline(monotonic()), lease.locked_at",
             )
         ],
         test=f"{DEADLINES}[claim_known_event-too late]",
+    ),
+    Survivor(
+        name="a known event that goes on by its older lease",
+        edits=[
+            (
+                "worker/queues.py",
+                "known.deadline, known.locked_at = lease.deadline, lease.locked_at",
+                "known.deadline = lease.deadline",
+            )
+        ],
+        test=f"{RENEWED}[event]",
+    ),
+    Survivor(
+        name="a known stream that goes on by its older lease",
+        edits=[
+            ("worker/streams.py", "                    known.locked_at = stream.locked_at\n", "")
+        ],
+        test=f"{RENEWED}[stream]",
+    ),
+    Survivor(
+        name="events of a known stream that go on by its older lease",
+        edits=[
+            (
+                "worker/streams.py",
+                "                        lease.locked_at = stream.locked_at\n",
+                "                        pass\n",
+            )
+        ],
+        test=f"{RENEWED}[stream]",
+    ),
+    Survivor(
+        name="a statement by any lease of its worker",
+        edits=[
+            (
+                "sql/base/statements.py",
+                'f"IN ({marks(instants)})"',
+                "f\"<> '' OR '' IN ({marks(instants)})\"",
+            )
+        ],
+        test="tests/conformance/test_fences.py::test_a_row_is_changed_only_by_its_present_lease",
+    ),
+    Survivor(
+        name="a settle that counts again when it is repeated",
+        edits=[("sql/sqlite/settle.py", "AND e.attempts = v.attempts AND", "AND")],
+        test="tests/conformance/test_fences.py"
+        "::test_a_failure_counts_once_though_its_stream_is_still_leased",
+    ),
+    Survivor(
+        name="a release of streams by any lease of its worker",
+        edits=[("sql/sqlite/streams.py", '* len(keys)}END"', '* len(keys)}END OR 1"')],
+        test="tests/conformance/test_fences.py::test_a_stream_is_changed_only_by_its_present_lease",
+    ),
+    Survivor(
+        name="a settle by any lease of its batch",
+        edits=[("sql/sqlite/settle.py", '("= v.locked_at", [])', '("IS NOT NULL", [])')],
+        test="tests/conformance/test_fences.py"
+        "::test_a_failure_is_settled_by_its_own_lease_and_not_by_one_of_its_batch",
+    ),
+    Survivor(
+        name="a claim that keeps the lease that its worker had",
+        edits=[
+            (
+                "sql/sqlite/claim.py",
+                "locked_by = %s, locked_at = %s, available",
+                "locked_by = %s, locked_at = COALESCE(locked_at, %s), available",
+            )
+        ],
+        test="tests/conformance/test_fences.py::test_each_claim_is_a_lease_of_its_own",
     ),
     Survivor(
         name="a named lease that counts from the statement's end",
@@ -343,15 +412,15 @@ SURVIVORS = (
         edits=[
             (
                 "sql/base/routes.py",
-                "AND listener IS NULL AND {fence}",
-                "AND listener IS NULL AND ({fence} OR 1 = 1)",
+                "WHERE listener IS NULL AND {held}",
+                "WHERE listener IS NULL AND ({held} OR 1 = 1)",
             )
         ],
         test=f"{ROUTES}test_only_the_owner_routes_a_row_and_only_once",
     ),
     Survivor(
         name="a row that is routed twice",
-        edits=[("sql/base/routes.py", "AND listener IS NULL AND {fence}", "AND {fence}")],
+        edits=[("sql/base/routes.py", "WHERE listener IS NULL AND {held}", "WHERE {held}")],
         test=f"{ROUTES}test_only_the_owner_routes_a_row_and_only_once",
     ),
     Survivor(

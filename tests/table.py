@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from datetime import datetime, timedelta
@@ -19,10 +19,22 @@ from django_outbox.events import least_id, new_id, stream_of
 from django_outbox.listeners import registry
 from django_outbox.listeners.error_texts import normalised
 from django_outbox.listeners.history import Entry, entries, with_entries
+from django_outbox.listeners.outcomes import Decision
 from django_outbox.listeners.queues import row_id
 from django_outbox.models import OutboxEvent, OutboxStream
 from django_outbox.sql import dialect_of, engine_connection
-from django_outbox.sql.values import FULL, LIGHT, TAIL, Branch, Claim, Claimed, StreamClaim
+from django_outbox.sql.values import (
+    FULL,
+    LIGHT,
+    TAIL,
+    Branch,
+    Claim,
+    Claimed,
+    Ending,
+    Release,
+    StreamClaim,
+    Unclaimed,
+)
 from django_outbox.worker.purger import Purger
 from tests.sessions import processes
 
@@ -157,6 +169,41 @@ def stream_due_in(key: str, lane: str = "") -> float:
     due = stream(key, lane).due_at
     assert due is not None
     return (due - now()).total_seconds()
+
+
+def leases(ids: Iterable[str]) -> dict[str, Any]:
+    """Return rows, each with when it, or its stream, was leased; for one that is not, now."""
+    clock, rows = now(), OutboxEvent.objects.in_bulk([*ids])
+    streams = OutboxStream.objects.in_bulk([each.stream for each in rows.values()])
+    held = {each.pk: streams.get(each.stream, each).locked_at for each in rows.values()}
+    return {each: held.get(each) or clock for each in ids}
+
+
+def stream_leases(names: Iterable[str]) -> dict[str, Any]:
+    """Return streams, each with when it was leased; for one that is not, now."""
+    found, clock = OutboxStream.objects.in_bulk([*names]), now()
+    return {each: (found[each].locked_at if each in found else None) or clock for each in names}
+
+
+def endings(decisions: Iterable[tuple[str, Decision]]) -> list[Ending]:
+    """Return decisions on rows as they are leased now."""
+    pairs = [*decisions]
+    held = leases([each for each, _ in pairs])
+    attempts = dict(OutboxEvent.objects.filter(pk__in=held).values_list("pk", "attempts"))
+    return [Ending(each, held[each], attempts.get(each, 0), decision) for each, decision in pairs]
+
+
+def unclaimed(due: Iterable[tuple[str, datetime | None, str]]) -> list[Unclaimed]:
+    """Return rows to be put back as they are leased now, with due times and queues."""
+    given = [*due]
+    held = leases([each for each, _, _ in given])
+    return [Unclaimed(each, held[each], at, queue) for each, at, queue in given if at]
+
+
+def releases(*given: tuple[Any, ...]) -> list[Release]:
+    """Return how to release streams as they are leased now: name, version, delay, queue."""
+    held = stream_leases([each[0] for each in given])
+    return [Release(name, held[name], *more) for name, *more in given]
 
 
 def end_stream_leases(*keys: str) -> None:

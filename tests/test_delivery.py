@@ -19,7 +19,7 @@ from django_outbox.models import OutboxEvent
 from django_outbox.sql import dialect_of
 from django_outbox.sql.values import FULL, Branch, Claim
 from django_outbox.worker import routing
-from tests.table import PLACED, insert, listening, now, row, write
+from tests.table import PLACED, endings, insert, listening, now, row, write
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db
@@ -177,7 +177,7 @@ def kept_error(error: BaseException) -> str:
     """Return last_error as the database stores it."""
     (event_id,) = insert()
     decision = delivered(raising(error), retry=outbox.Fixed())
-    dialect_of(connection).settle_all(connection, me="me", decisions=[(event_id, decision)])
+    dialect_of(connection).settle_all(connection, me="me", endings=endings([(event_id, decision)]))
     return row(event_id).last_error or ""
 
 

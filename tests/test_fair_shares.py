@@ -244,6 +244,7 @@ def lease(event_id: str, size: int, **given: Any) -> Lease:
         event_type="x",
         aggregate_type="y",
         owner="me",
+        locked_at=None,
         rescued=False,
         rescues=0,
         deadline=monotonic() + 10,

@@ -165,6 +165,7 @@ def object_with_id(event_id: str) -> Lease:
         event_type="x",
         aggregate_type="y",
         owner="me",
+        locked_at=None,
         rescued=False,
         rescues=0,
         deadline=monotonic() + 10,

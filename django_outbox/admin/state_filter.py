@@ -86,7 +86,7 @@ def _scan_blocked(rows: Rows, span: Span) -> ScanResult:
     blocked = OutboxStream.objects.using(rows.db).blocked().order_by("due_at", "pk")
     keys = [*blocked.values_list("pk", flat=True)[: MAX_BLOCKED_STREAMS + 1]]
     chosen, dialect = keys[:MAX_BLOCKED_STREAMS], dialect_of(connection)
-    ids = dialect.waiting(connection, keys=chosen, most=MAX_EVENTS_PER_STREAM) if keys else []
+    ids = dialect.waiting(connection, streams=chosen, most=MAX_EVENTS_PER_STREAM) if keys else []
     is_all = len(keys) <= MAX_BLOCKED_STREAMS and len(ids) < MAX_EVENTS_PER_STREAM
     return ScanResult(where=Q(pk__in=ids), scanned=len(ids), is_all=is_all)
 

@@ -20,6 +20,7 @@ from ..listeners.registry import Listener
 from ..signals import announce, event_decided, event_started
 from ..sql import dialect_of
 from ..sql.halving import settle_within
+from ..sql.values import Ending
 from .async_timeouts import as_async
 from .decide import decide, deferred_after_error, describe, name, recovered
 from .interceptors import Escaping, intercept
@@ -174,12 +175,12 @@ class Call(Invocation):
             decision, listener=self.listener.title, number=self.attempts + 1, seconds=seconds
         )
 
-    def _recorded(self, decision: Decision) -> Decision:
+    def _ending(self, decision: Decision) -> Ending:
         """Return a decision that is committed before it is announced, with its history."""
         listener, number = self.listener.title, self.attempts + 1
         seconds = monotonic() - self.lease.called_at
         failure = self.lease.failure(decision, listener=listener, number=number, seconds=seconds)
-        return self.lease.recorded(decision, failure)
+        return self.lease.ending(decision, failure)
 
     # -- how to call -------------------------------------------------------------------------------
 
@@ -257,18 +258,13 @@ class Call(Invocation):
         )
 
     def _settle(self, decision: Decision) -> bool:
-        """Settle on the listener's connection; return whether the row is ours and as we read it.
-
-        Ours alone is not enough. This worker may have leased the row again: to retry its own call
-        that was abandoned, or after another worker has tried.
-        """
+        """Settle on the listener's connection; return whether the lease was still ours."""
         settled = settle_within(
             connections[self.alias],
-            [(self.lease.id, self._recorded(decision))],
+            [self._ending(decision)],
             me=self.lease.owner,
             kind=self.lease.kind,
             delete_done=self.settings.RETENTION_DONE == 0,
-            attempts=self.lease.attempts,
         )
         return settled == 1
 

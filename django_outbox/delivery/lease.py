@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import lru_cache
@@ -17,7 +17,7 @@ from ..listeners.error_texts import normalised
 from ..listeners.history import Entry, first_line, with_entries
 from ..listeners.outcomes import DONE, LOST, Decision, Status
 from ..queue_settings import DEFAULT_QUEUE
-from ..sql.values import TAIL, LeaseKind
+from ..sql.values import TAIL, Ending, LeaseKind
 from .timeouts import TimedCall
 
 HOT_COLUMNS = {  # column: attribute of a hot event, so that its claim need not read the column
@@ -46,6 +46,7 @@ class Lease(msgspec.Struct, kw_only=True, eq=False, gc=False):
     event_type: str
     aggregate_type: str
     owner: str  # the worker that leased it: this one
+    locked_at: Any  # when it was leased, as the claim returned it. Owner: Held
     rescued: bool  # claimed from a lost worker
     renewal: bool = False  # claimed again by the worker that had leased it before
     rescues: int  # this one included
@@ -152,6 +153,11 @@ class Lease(msgspec.Struct, kw_only=True, eq=False, gc=False):
         history = with_entries(self.history, found) if found else None
         return replace(decision, cause=cause, history=history)
 
+    def ending(self, decision: Decision, failure: Entry | None = None) -> Ending:
+        """Return the decision as it is to be written."""
+        recorded = self.recorded(decision, failure)
+        return Ending(self.id, self.locked_at, self.attempts, recorded)
+
     @property
     def clock(self) -> float:
         """Monotonic seconds, stopped while a listener waits for a database connection."""
@@ -217,12 +223,13 @@ def lease_from_row(
     me: str,
     claimed_at: float | None = None,
     hot: Event | None = None,
+    locked_at: Any = None,
 ) -> Lease:
     """Create the lease of a row claimed now, or at ``claimed_at`` (monotonic).
 
-    A hot event supplies its payload itself.
+    A hot event supplies its payload itself. ``locked_at`` is when its stream was leased.
     """
-    previous_owner = row[-2]
+    previous_owner, locked_at = row[-2], locked_at or row[-1]
     if hot is not None:
         row = (*row, *[getattr(hot, name) for name in HOT_COLUMNS.values()], "hot")
     positions = _positions(columns, hot is not None)
@@ -234,6 +241,7 @@ def lease_from_row(
         event_type=row[positions["event_type"]],
         aggregate_type=row[positions["aggregate_type"]],
         owner=me,
+        locked_at=locked_at,
         rescued=previous_owner is not None and previous_owner != me,
         renewal=previous_owner == me,
         rescues=row[positions["rescues"]],
@@ -247,6 +255,11 @@ def lease_from_row(
         claimed_at=monotonic() if claimed_at is None else claimed_at,
         payload_bytes=len(row[positions["payload"]]),
     )
+
+
+def of_rows(leases: Iterable[Lease]) -> dict[str, Any]:
+    """Return the ids of rows, each with when it or its stream was leased."""
+    return {each.id: each.locked_at for each in leases}
 
 
 @lru_cache(maxsize=16)

@@ -114,7 +114,6 @@ class Decision:
     kind: str = ""  # what logs may show of the error: its class, or our own text
     cause: str | None = None  # the error without ids and numbers; None keeps the row's cause
     history: str | None = None  # JSON in ASCII; None keeps the row's history
-    attempts: int | None = None  # of the row when it was leased; None: it is written in any case
     queue: str | None = None  # where the row waits from now on; None keeps its queue
     outcome: str = "done"  # done · retry · deferred · dead · discarded · lost: for signals
     written: bool = False  # already committed, with the changes of an atomic listener

@@ -232,7 +232,7 @@ class _ResumedBacklog:
         """Return those of these streams whose first event may have waited."""
         from . import OutboxEvent
 
-        heads = self._dialect.heads(self._connection, keys=keys, statuses=UNSETTLED)
+        heads = self._dialect.heads(self._connection, streams=keys, statuses=UNSETTLED)
         events = OutboxEvent.objects.using(self._alias).filter(pk__in=[*heads.values()])
         if self._kind == "event_type":
             events = events.filter(event_type=self._name)

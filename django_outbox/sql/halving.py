@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, TypeVar
 from django.db import transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ..listeners.outcomes import Decision
 from . import dialect_of
+from .values import Ending
 
 T = TypeVar("T")
 
@@ -71,29 +71,29 @@ def _try(
 
 
 def settle_within(
-    connection: BaseDatabaseWrapper, decisions: Sequence[tuple[str, Decision]], **options: Any
+    connection: BaseDatabaseWrapper, endings: Sequence[Ending], **options: Any
 ) -> int:
     """Settle in the open transaction; return how many rows were ours, as read.
 
     What the database refuses is stored shortened, so that the listener's changes are not undone.
     """
 
-    def write(some: list[tuple[str, Decision]]) -> int:
+    def write(some: list[Ending]) -> int:
         with transaction.atomic(using=connection.alias):
-            return dialect_of(connection).settle_all(connection, decisions=some, **options)
+            return dialect_of(connection).settle_all(connection, endings=some, **options)
 
-    if all(decision.error is None for _, decision in decisions):
-        return dialect_of(connection).settle_all(connection, decisions=decisions, **options)
+    if all(each.decision.error is None for each in endings):
+        return dialect_of(connection).settle_all(connection, endings=endings, **options)
     count = 0
-    for part in in_halves(connection, [*decisions], write, shorter=[_shortened]):
+    for part in in_halves(connection, [*endings], write, shorter=[_shortened]):
         if not part.is_written and part.error is not None:
             raise part.error
         count += part.result
     return count
 
 
-def _shortened(each: tuple[str, Decision]) -> tuple[str, Decision]:
-    return each[0], each[1].shortened()
+def _shortened(each: Ending) -> Ending:
+    return each._replace(decision=each.decision.shortened())
 
 
 def in_turn(connection: BaseDatabaseWrapper, *steps: Callable[[], object]) -> None:
@@ -124,7 +124,9 @@ def answers(connection: BaseDatabaseWrapper) -> bool:
                 return False
             connection.close()
             connection.ensure_connection()
-        dialect_of(connection).settle_done(connection, me="", ids=[""])  # it changes no row
+        dialect = dialect_of(connection)
+        nothing = {"": dialect.clock(connection)}
+        dialect.settle_done(connection, me="", leases=nothing)
         return True
     except Exception:  # noqa: BLE001 - whatever keeps it from writing
         return False

@@ -18,6 +18,17 @@ Row = tuple[Any, ...]
 
 SQL = tuple[str, list[Any]]  # a piece of SQL and its parameters
 
+# Rows by id, or streams by name, each with when it was leased, as a claim returned it: a worker
+# that lost a lease may have another one of the same row now.
+Leases = Mapping[str, Any]
+
+PRIMARY_KEYS = {
+    "outbox_event": "id",
+    "outbox_inbox": "id",
+    "outbox_statistics": "id",
+    "outbox_stream": "stream",
+}
+
 INSTANTS = ("occurred_at", "created_at", "deliver_at", "first_due_at")
 LIGHT = ("id", "attempts", "rescues", "listener", "routes", "queue", "history", *INSTANTS)
 FULL = (
@@ -34,9 +45,12 @@ FULL = (
 )
 PAYLOAD, QUEUE = FULL.index("payload"), FULL.index("queue")  # the latter also in LIGHT
 KEYED = (*FULL, "stream", "seq", "status")
-# Columns of a settle's VALUES: the id, and attributes of the decision.
-SETTLED = (*("id", "status", "spent", "delay", "error", "cause", "history"), *("queue", "attempts"))
-TAIL = ("due_at", "previous_owner", "now")  # columns that a claim adds; "now" by the database
+# Columns of a settle's VALUES: of the ending, and of its decision.
+ENDING = ("id", "locked_at", "attempts")
+DECIDED = ("status", "spent", "delay", "error", "cause", "history", "queue")
+SETTLED = (*ENDING, *DECIDED)
+# Columns that a claim adds; "now" by the database's clock, which is when it leased the row.
+TAIL = ("due_at", "previous_owner", "now")
 
 
 class RescueState(Enum):
@@ -132,7 +146,7 @@ NOTHING = Found()
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """The result of a claim: rows of events, or (key, previous owner, queue) of streams."""
+    """The result of a claim: rows of events, or name, previous owner, queue, instant of streams."""
 
     rows: list[Row]
     queues: Mapping[str, Found] = field(default_factory=dict)  # those in which something was due
@@ -175,10 +189,20 @@ class OpenBreaker(NamedTuple):
     pause: float  # seconds; the length of its pause
 
 
+class Ending(NamedTuple):
+    """A decision on a row that is leased."""
+
+    id: str
+    locked_at: Any  # when the row or its stream was leased
+    attempts: int  # as they were then: a settle whose answer was lost is repeated, and counts once
+    decision: Decision
+
+
 class Unclaimed(NamedTuple):
     """A lease to be given back."""
 
     id: str
+    locked_at: Any
     due_at: datetime
     queue: str
 
@@ -188,7 +212,7 @@ class StreamQuery:
     """What to read of leased streams: at most ``limit`` pending events of each."""
 
     me: str
-    keys: Sequence[str]
+    streams: Leases
     limit: int
     dead_too: bool = False  # include dead events, because they block the stream
     only_due_retries: bool = False  # skip failed events that wait, as they block none
@@ -203,7 +227,6 @@ class StreamRows:
 
     name: str
     seq: int  # its version
-    locked_at: Any  # when it was leased, as the driver returned it
     now: Any  # the database's clock
     rows: list[Row] = field(default_factory=list)
 
@@ -213,11 +236,10 @@ class Release:
     """How to release a stream."""
 
     name: str
+    locked_at: Any  # when it was leased
     seq: int | None  # the version that was read; None: any
     delay: float | None  # seconds until it is due; None: idle until the next write
     queue: str | None = None  # where it waits from now on; None keeps its queue
-    # When it was leased, as it was read: a worker that lost the lease may have another one now.
-    locked_at: Any = None  # None: it was not read, so that any lease of the worker ends
 
 
 def claimed(
@@ -259,9 +281,10 @@ def plain(value: Any) -> Any:
     return int(value) if isinstance(value, int) else value
 
 
-def settle_values(row_id: str, decision: Decision) -> tuple[object, ...]:
+def settle_values(ending: Ending, connection: BaseDatabaseWrapper) -> tuple[object, ...]:
     """Return a row of a settle's VALUES, in the order of ``SETTLED``."""
-    return (row_id, *[plain(getattr(decision, name)) for name in SETTLED[1:]])
+    decided = [plain(getattr(ending.decision, name)) for name in DECIDED]
+    return (ending.id, instant(ending.locked_at, connection), ending.attempts, *decided)
 
 
 def renewed_of(rows: Sequence[Row], taken: int) -> tuple[set[str], set[str]]:
@@ -286,6 +309,13 @@ def to_database(value: datetime, connection: BaseDatabaseWrapper) -> Any:
     """Return an aware instant in the form that this database stores."""
     value = value.astimezone(timezone.utc)
     return value if connection.vendor == "postgresql" else to_text(value, connection)
+
+
+def instant(stored: Any, connection: BaseDatabaseWrapper) -> str:
+    """Return an instant as text, which a statement or the ORM has read from this database."""
+    value = stored_instant(stored)
+    assert value is not None
+    return to_text(value, connection)
 
 
 def to_text(value: datetime, connection: BaseDatabaseWrapper) -> str:

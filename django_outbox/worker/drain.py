@@ -16,7 +16,7 @@ from ..delivery.batch import Batch
 from ..delivery.deliver import batch_listener, dead_after_rescues, deliver
 from ..delivery.fallbacks import call_fallback
 from ..delivery.interceptors import drain_ending_errors
-from ..delivery.lease import Lease
+from ..delivery.lease import Lease, of_rows
 from ..delivery.paused import PAUSED
 from ..events import as_utc
 from ..listeners.outcomes import Decision
@@ -186,8 +186,7 @@ class _Drain(DrainSettles):
         finally:
             self._settle(connection, waiting)
             if rest := self.held.unstarted():
-                ids = [lease.id for lease in rest]
-                dialect_of(connection).release(connection, me=self.me, ids=ids)
+                dialect_of(connection).release(connection, me=self.me, leases=of_rows(rest))
             self.held.drop(leases)
         return count
 

@@ -16,12 +16,13 @@ from ..listeners.queues import expected_queue
 from ..listeners.registry import Listener
 from ..signals import announce, events_claimed
 from ..sql import dialect_of
-from ..sql.values import Branch, Claim, RescueState, Unclaimed
+from ..sql.values import Branch, Claim, RescueState
 from .batch_delivery import with_followers
 from .pauses import KnownPauses, PauseEnds
 from .queues import BlockingQueue, Decisions, Held
 from .rescues import report_rescues
 from .routing import complete
+from .shedding import unclaim
 from .stream_claims import StreamClaims
 from .streams import Streams
 from .wakeup import Wakeup
@@ -135,8 +136,7 @@ class DrainClaims:
             lease.queue = expected_queue(lease.listener, lease.queue_in_row)
         others = [each for each in leases if not self.accepts(each.queue)]
         if others:
-            due = [Unclaimed(each.id, each.due_at, each.queue) for each in others]
-            dialect_of(connection).unclaim(connection, me=self.me, due=due)
+            unclaim(connection, me=self.me, leases=others)
         return [each for each in leases if self.accepts(each.queue)]
 
     def _claim_streams(self, room: int) -> None:

@@ -54,7 +54,6 @@ class EventClaims:
     def claim(self, claim: Claim, hot: Mapping[str, Event] | None = None) -> Claimed:
         """Make a claim; ``hot`` has the events that this process offered, by id."""
         deadline = self._held.deadline(monotonic())
-        self._held.begin_claim()
         connection = self._connect()
         found = dialect_of(connection).claim(connection, claim)
         by_id, now = hot or {}, monotonic()
@@ -75,8 +74,7 @@ class EventClaims:
         leases = [each for each in leases if each.stream is None]
         if self._several:
             leases = self._in_their_queues(connection, leases)
-        with self._held.lock:
-            new = self._held.add(self._held.taken(leases))
+        new = self._held.add(leases)
         for queue, count in self._count(new).items():
             self._intakes[queue].count(count)
         report_rescues(connection, [each for each in new if each.rescued])
@@ -138,7 +136,7 @@ class EventClaims:
 
     def _move(self, connection: BaseDatabaseWrapper, leases: list[Lease]) -> None:
         """Release leases into the queues that they belong to."""
-        due = [Unclaimed(each.id, self._due(each), each.queue) for each in leases]
+        due = [Unclaimed(each.id, each.locked_at, self._due(each), each.queue) for each in leases]
         dialect_of(connection).unclaim(connection, me=self._me, due=due)
         for lease in leases:
             if (intake := self._intakes.get(lease.queue)) is not None:

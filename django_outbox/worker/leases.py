@@ -9,7 +9,7 @@ from functools import partial
 from django.db import connections
 
 from ..clocks import monotonic
-from ..delivery.lease import Lease
+from ..delivery.lease import Lease, of_rows
 from ..signals import announce, lease_lost
 from ..sql import dialect_of
 from ..sql.halving import in_turn
@@ -97,7 +97,7 @@ class Heartbeat:
         connection = connections[self._alias]
         deadline = self._held.deadline(monotonic())
         renewed, mine = dialect_of(connection).renew(
-            connection, me=self._me, ids=[each.id for each in leases], lease=self._held.lease
+            connection, me=self._me, leases=of_rows(leases), lease=self._held.lease
         )
         self._held.renewed([each for each in leases if each.id in renewed], deadline)
         self._drop_lost([each for each in leases if each.id not in mine])

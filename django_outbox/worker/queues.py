@@ -164,7 +164,6 @@ class Held:
         self.lease = lease  # seconds
         self._leases: dict[str, Lease] = {}
         self._loads: dict[str, Load] = {}
-        self._dropped: set[str] = set()  # ids, since the last claim of rows began
         self.settle_waiters = 0  # threads that wait for a settle
         self.lock = threading.RLock()  # guards all of these, and every lease's deadline
         self.changed = threading.Condition(self.lock)  # entering it takes twice as long
@@ -180,15 +179,6 @@ class Held:
     def deadline(self, since: float) -> float:
         """Return until when a lease requested at ``since`` is certainly ours (both monotonic)."""
         return since + SAFE_PART * self.lease
-
-    def begin_claim(self) -> None:
-        """Note what is dropped from now on: a claim that renews its lease answers too late."""
-        self._dropped = set()
-
-    def taken(self, leases: Iterable[Lease]) -> list[Lease]:
-        """Return what a claim leased, without what was dropped meanwhile; call it in the lock."""
-        gone = self._dropped
-        return [each for each in leases if not (each.renewal and each.id in gone)]
 
     def add(self, leases: Iterable[Lease]) -> list[Lease]:
         """Add leases; return the new ones. If we have a lease already, the claim only renewed it.
@@ -211,7 +201,7 @@ class Held:
                     load.payload_bytes += lease.payload_bytes
                     new.append(lease)
                 else:
-                    known.deadline = lease.deadline
+                    known.deadline, known.locked_at = lease.deadline, lease.locked_at
             self.changed.notify_all()
         return new
 
@@ -222,7 +212,6 @@ class Held:
             for lease in leases:
                 if held.get(lease.id) is lease:
                     del held[lease.id]
-                    self._dropped.add(lease.id)
                     load = loads[lease.queue]
                     load.held -= 1
                     load.payload_bytes -= lease.payload_bytes
@@ -317,10 +306,6 @@ class Held:
     def has(self, lease: Lease) -> bool:
         """Return whether this worker still has the lease."""
         return self._leases.get(lease.id) is lease
-
-    def is_superseded(self, lease: Lease) -> bool:
-        """Return whether this worker lost the lease, and has claimed the event anew since."""
-        return self._leases.get(lease.id, lease) is not lease
 
 
 def goes_on(known: Lease, lease: Lease) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ..delivery.lease import Lease
+from ..delivery.lease import Lease, of_rows
 from ..listeners.history import Entry, with_entries
 from ..log import first_line
 from ..signals import announce, event_rescued
@@ -33,16 +33,16 @@ def report_rescues(connection: BaseDatabaseWrapper, leases: Sequence[Lease]) -> 
 
 def _note(connection: BaseDatabaseWrapper, leases: Sequence[Lease]) -> None:
     """Add the same lost worker to the history of each event; they are delivered in any case."""
-    first, ids = leases[0], [each.id for each in leases]
+    first, rows = leases[0], of_rows(leases)
     lost = Entry(at=first.database_now, kind="lost", number=first.rescues, by=first.previous_owner)
     try:
         with all_or_nothing(connection):
             dialect_of(connection).add_to_history(
-                connection, me=first.owner, ids=ids, entry=lost, kind=first.kind
+                connection, me=first.owner, leases=rows, entry=lost, kind=first.kind
             )
     except Exception as error:  # noqa: BLE001
         reason = first_line(error)
-        logger.warning("rescues missing in the history count=%d error=%s", len(ids), reason)
+        logger.warning("rescues missing in the history count=%d error=%s", len(rows), reason)
         return
     for each in leases:
         each.history = with_entries(each.history, [lost])

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ..delivery.lease import Lease
+from ..delivery.lease import Lease, of_rows
 from ..events import stream_of
 from ..listeners.queues import UNROUTED, Route, missing_of, receipt_of, routes_of
 from ..sql import dialect_of
@@ -56,7 +56,12 @@ def _route(connection: BaseDatabaseWrapper, leases: Sequence[Lease]) -> set[str]
     with all_or_nothing(connection):
         dialect.touch(connection, _places(leases, routes))
         dialect.route_rows(
-            connection, me=one.owner, ids=ids, route=first, receipt=receipt, kind=one.kind
+            connection,
+            me=one.owner,
+            leases=of_rows(leases),
+            route=first,
+            receipt=receipt,
+            kind=one.kind,
         )
         for each in routes:
             if each is not first:

@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial
 
 from django.db import OperationalError, connections, transaction
@@ -16,7 +15,7 @@ from .. import doorbell
 from ..clocks import monotonic
 from ..conf import Settings
 from ..delivery.lease import Lease
-from ..listeners.outcomes import DONE, LOST, Decision, Status
+from ..listeners.outcomes import DONE, LOST, Decision
 from ..models import OutboxEvent
 from ..signals import announce, lease_lost
 from ..sql import dialect_of
@@ -95,9 +94,6 @@ class Settler:
             self._unsettled = [first]
             self._gather()
         self._unsettled += self._decisions.take_all(MAX_BATCH - len(self._unsettled))
-        self._unsettled = [
-            each if each[1] is DONE else self._if_ours(*each) for each in self._unsettled
-        ]
         parts = [partial(self._settle, part) for part in split_by_kind(self._unsettled)]
         in_turn(connection, *parts, partial(self._streams.release, connection))
         return 0.0
@@ -112,19 +108,6 @@ class Settler:
             if len(self._decisions) >= GATHER_COUNT:
                 break
             time.sleep(0.001)
-
-    def _if_ours(self, lease: Lease, decision: Decision) -> tuple[Lease, Decision]:
-        """Return a decision as it is to be written: one on a lost lease must not release the event.
-
-        The row has this worker's name again once it has claimed the event anew, and may run it.
-        """
-        if (
-            decision.status is Status.DONE
-            or decision.written
-            or not self._held.is_superseded(lease)
-        ):
-            return lease, decision
-        return lease, LOST
 
     def _settle(self, part: Settled) -> None:
         """Write decisions of one kind; if only some rows are locked, the others."""
@@ -229,17 +212,17 @@ def settle(
 def write(batch: Settled, *, connection: BaseDatabaseWrapper, me: str, settings: Settings) -> int:
     """Write decisions, with the causes and the histories; return how many were refused.
 
-    Refused are those whose rows have another owner.
+    Refused are those whose leases have ended, and were taken by another worker or anew.
     """
     if batch[0][1].written:  # by atomic listeners, with their changes
         refused = sum(decision is LOST for _, decision in batch)
     else:
-        decisions = [_fenced(*each) for each in batch]
+        endings = [lease.ending(decision) for lease, decision in batch]
         with nullcontext() if batch[0][1] is DONE else all_or_nothing(connection):
             refused = len(batch) - dialect_of(connection).settle_all(
                 connection,
                 me=me,
-                decisions=decisions,
+                endings=endings,
                 kind=batch[0][0].kind,
                 delete_done=settings.RETENTION_DONE == 0,
             )
@@ -247,18 +230,6 @@ def write(batch: Settled, *, connection: BaseDatabaseWrapper, me: str, settings:
         logger.warning("lost leases, settles refused count=%d of=%d", refused, len(batch))
         announce(lease_lost, sender=connection.alias, count=refused)
     return refused
-
-
-def _fenced(lease: Lease, decision: Decision) -> tuple[str, Decision]:
-    """Return an event's id and its decision, which counts an attempt once only.
-
-    If a settle's answer is lost, it is repeated. This worker still holds the event's stream, or may
-    have leased the event anew.
-    """
-    decision = lease.recorded(decision)
-    if decision.spent:
-        decision = replace(decision, attempts=lease.attempts)
-    return lease.id, decision
 
 
 def _shortened(each: tuple[Lease, Decision]) -> tuple[Lease, Decision]:

@@ -11,6 +11,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from .. import doorbell
 from ..clocks import monotonic
+from ..delivery.lease import Lease, of_rows
 from ..sql import dialect_of
 from ..sql.halving import in_turn
 from .leases import Heartbeat
@@ -35,7 +36,7 @@ class LeaseReturner:
         self._heartbeat, self._alias, self._me = heartbeat, alias, me
         self._held, self._streams = held, streams
         self._begun = False
-        self._unreleased: list[str] = []  # ids of events that will not start any more
+        self._unreleased: list[Lease] = []  # of events that will not start any more
         self.after: float | None = None  # seconds until what runs is due; None: when leases end
         self.released, self.handed_back = 0, 0  # so far; only its thread changes them
 
@@ -68,11 +69,11 @@ class LeaseReturner:
         with self._held.changed:
             unstarted = self._held.unstarted()
             self._held.drop(unstarted)
-        self._unreleased += [each.id for each in unstarted]
+        self._unreleased += unstarted
         count = 0
-        if ids := self._unreleased:
-            count = dialect_of(connection).release(connection, me=self._me, ids=ids)
-            if count == len(ids):
+        if leases := of_rows(self._unreleased):
+            count = dialect_of(connection).release(connection, me=self._me, leases=leases)
+            if count == len(leases):
                 self._unreleased = []  # otherwise one is locked for now
         count += self._streams.release_all(connection)
         self.released += count
@@ -89,12 +90,12 @@ class LeaseReturner:
                 monotonic() - lease.started_at,
             )
         self.handed_back = len(running)
-        rows = [*self._unreleased, *(each.id for each in running if each.stream is None)]
+        rows = of_rows([*self._unreleased, *(each for each in running if each.stream is None)])
         wanted, until = len(rows) + len(self._streams), monotonic() + LOCKED_RETRY_TIME
         dialect = dialect_of(connection)
         while wanted > 0:
             if rows:
-                wanted -= dialect.release(connection, me=self._me, ids=rows, after=self.after)
+                wanted -= dialect.release(connection, me=self._me, leases=rows, after=self.after)
             if len(self._streams):
                 wanted -= self._streams.hand_back(connection, after=self.after)
             doorbell.ring(connection)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Protocol
@@ -25,10 +25,10 @@ class Stream:
 
     name: str  # lane and key
     deadline: float  # monotonic; none of its events starts after it without a renewal
+    locked_at: Any  # when it was leased, as the claim returned it
     careful: int = 0  # events to run one by one, because a worker was lost with this stream
     lost_worker: str = ""  # that worker
     seq: int = 0  # its version when it was read
-    locked_at: Any = None  # when it was leased, as it was read; None: it was not read
     waiting: deque[Lease] = field(default_factory=deque)
     handed_out: list[Lease] = field(default_factory=list)  # and not settled
     due: float = inf  # monotonic; when it is due after its release; inf: idle
@@ -67,7 +67,7 @@ class LeasedStreams:
         self._lock = held.lock
         self._streams: dict[str, Stream] = {}
         self._to_release: list[Stream] = []
-        self._rescues_to_undo: list[str] = []  # events whose counted rescue is to be undone
+        self._rescues_to_undo: list[Lease] = []  # events whose counted rescue is to be undone
         # Keys that only other workers may claim, each until a time (monotonic).
         self._left_to_others: dict[str, float] = {}
 
@@ -80,7 +80,7 @@ class LeasedStreams:
         with self._lock:
             return sum(len(each.waiting) for each in self._streams.values())
 
-    def excluded_keys(self, now: float) -> list[str]:
+    def excluded_names(self, now: float) -> list[str]:
         """Return the names of the streams that a claim leaves out.
 
         These are streams of ours whose leases may have ended, and those left to other workers.
@@ -165,10 +165,15 @@ def unstarted(stream: Stream) -> list[Lease]:
     return [*stream.waiting, *(each for each in stream.handed_out if each.is_waiting)]
 
 
+def of_streams(streams: Iterable[Stream]) -> dict[str, Any]:
+    """Return the names of streams, each with when it was leased."""
+    return {each.name: each.locked_at for each in streams}
+
+
 def release_of(stream: Stream, now: float) -> Release:
     if stream.due == inf:
-        return Release(stream.name, stream.seq, None, locked_at=stream.locked_at)
+        return Release(stream.name, stream.locked_at, stream.seq, None)
     delay, queue = max(stream.due - now, 0.0), stream.next_queue
     # If it is due at once, its next claim reads what was written in the meantime.
     seq = stream.seq if delay else None
-    return Release(stream.name, seq, delay, queue, stream.locked_at)
+    return Release(stream.name, stream.locked_at, seq, delay, queue)

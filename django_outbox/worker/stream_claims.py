@@ -15,7 +15,7 @@ from .. import doorbell
 from ..clocks import monotonic
 from ..conf import Settings
 from ..delivery.deliver import dead_after_rescues
-from ..delivery.lease import Lease, lease_from_row
+from ..delivery.lease import Lease, lease_from_row, of_rows
 from ..delivery.paused import is_paused
 from ..events import split_stream, stored_instant
 from ..listeners.outcomes import Status
@@ -27,7 +27,7 @@ from .pauses import KnownPauses
 from .queues import Decisions, Held
 from .rescues import report_rescues
 from .routing import complete, is_whole
-from .stream import Stream, StreamHeads
+from .stream import Stream, StreamHeads, of_streams
 from .streams import Streams
 from .throttle import FULL_SCAN_FACTOR, Throttle
 from .watermark import ScanningWatermark
@@ -86,7 +86,7 @@ class StreamClaims:
         """
         now, threads = monotonic(), self._settings.WORKERS
         deadline = self._held.deadline(now)
-        excluded = [*self.exclude, *self.streams.excluded_keys(now)]
+        excluded = [*self.exclude, *self.streams.excluded_names(now)]
         marks = {queue: self._watermark(queue) for queue, room in rooms.items() if room > 0}
         branches = [
             Branch(
@@ -109,10 +109,10 @@ class StreamClaims:
         for queue, watermark in marks.items():  # what was skipped, the next claim must find
             watermark.end_claim(found.found(queue), skipped=bool(excluded))
         new = self.streams.claimed(
-            Stream(key, deadline, queue=queue)
+            Stream(name, deadline, locked_at, queue=queue)
             if was in (None, self._me)
-            else Stream(key, deadline, careful=MAX_EVENTS, lost_worker=was, queue=queue)
-            for key, was, queue in found.rows
+            else Stream(name, deadline, locked_at, careful=MAX_EVENTS, lost_worker=was, queue=queue)
+            for name, was, queue, locked_at in found.rows
         )
         room = max((rooms[each.queue] for each in branches), default=0)
         count = self._read([each for key in new if (each := self.streams.get(key))], room)
@@ -134,11 +134,11 @@ class StreamClaims:
     def _read(self, streams_to_read: Sequence[Stream], room: int) -> int:
         if not streams_to_read:
             return 0
-        settings, keys = self._settings, [each.name for each in streams_to_read]
-        limit = max(min(room // len(keys), MAX_EVENTS), 1)
+        settings = self._settings
+        limit = max(min(room // len(streams_to_read), MAX_EVENTS), 1)
         read = StreamQuery(
             me=self._me,
-            keys=keys,
+            streams=of_streams(streams_to_read),
             limit=limit,
             dead_too=settings.ON_DEAD == "block",
             only_due_retries=not settings.STOP_ON_FIRST_FAILURE,
@@ -185,7 +185,6 @@ class StreamClaims:
             stream = self.streams.get(found.name)
             if stream is None:
                 continue
-            stream.locked_at = found.locked_at
             leases, due = self._plan(stream, found, limit, retries.get(found.name))
             if leases and not self._pools.accepts(leases[0].queue):
                 stream.seq = found.seq
@@ -246,7 +245,11 @@ class StreamClaims:
         due = next_try or row[FIRST_DUE] or row[CREATED]
         was = stream.lost_worker if stream.careful else None
         lease = lease_from_row(
-            (*row[:ROUTED_UNTIL], due, was, now), KEYED, deadline=stream.deadline, me=self._me
+            (*row[:ROUTED_UNTIL], due, was, now),
+            KEYED,
+            deadline=stream.deadline,
+            me=self._me,
+            locked_at=stream.locked_at,
         )
         lease.queue, lease.queue_in_row = _queue_of(row), stream.queue
         return lease
@@ -309,8 +312,7 @@ class StreamClaims:
 
     def _start(self, leases: Sequence[Lease]) -> None:
         if leases:
-            ids = [each.id for each in leases]
-            self._dialect.note_starts(self._connection, me=self._me, ids=ids)
+            self._dialect.note_starts(self._connection, me=self._me, leases=of_rows(leases))
             for each in leases:
                 each.rescue_counted = True
             report_rescues(self._connection, leases)

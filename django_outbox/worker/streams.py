@@ -17,12 +17,12 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from .. import doorbell
 from ..clocks import monotonic
 from ..delivery.deliver import listener_of
-from ..delivery.lease import Lease
+from ..delivery.lease import Lease, of_rows
 from ..listeners.outcomes import DONE, LOST, Decision, Status
 from ..signals import announce, lease_lost
 from ..sql import dialect_of
 from ..sql.values import Release
-from .stream import READ_WAITS, LeasedStreams, Stream, release_of, unstarted
+from .stream import READ_WAITS, LeasedStreams, Stream, of_streams, release_of, unstarted
 
 logger = logging.getLogger("django_outbox")
 
@@ -45,6 +45,9 @@ class Streams(LeasedStreams):
                     new.append(stream.name)
                 else:
                     self._set_deadline(known, stream.deadline)
+                    known.locked_at = stream.locked_at
+                    for lease in (*known.waiting, *known.handed_out):
+                        lease.locked_at = stream.locked_at
         return new
 
     def add_events(self, stream: Stream, seq: int, leases: Sequence[Lease], due: float) -> None:
@@ -230,7 +233,7 @@ class Streams(LeasedStreams):
         try:
             self._undo_rescue_counts(connection)
             while left:  # a business transaction that locks one may end soon
-                releases = [Release(key, None, 0.0) for key in left]
+                releases = [Release(each.name, each.locked_at, None, 0.0) for each in left.values()]
                 for key in dialect.release_streams(connection, me=self._me, streams=releases):
                     del left[key]
                 if monotonic() > until:
@@ -245,25 +248,25 @@ class Streams(LeasedStreams):
     def hand_back(self, connection: BaseDatabaseWrapper, *, after: float | None) -> int:
         """Give back running streams, too, whose settles will be refused; return how many."""
         with self._lock:
-            keys = [*self._streams]
+            leases = of_streams(self._streams.values())
             self._plan_undo(each for stream in self._streams.values() for each in stream.handed_out)
         self._undo_rescue_counts(connection)
         dialect = dialect_of(connection)
-        return dialect.hand_back_streams(connection, me=self._me, keys=keys, after=after)
+        return dialect.hand_back_streams(connection, me=self._me, leases=leases, after=after)
 
     def _plan_undo(self, leases: Iterable[Lease]) -> None:
         counted = [each for each in leases if each.rescue_counted]
-        self._rescues_to_undo += [each.id for each in counted]
+        self._rescues_to_undo += counted
         for each in counted:
             each.rescue_counted = False  # or it would be undone twice
 
     def _undo_rescue_counts(self, connection: BaseDatabaseWrapper) -> None:
         """Undo the rescues that were counted before events started, while we own their streams."""
         with self._lock:
-            ids, self._rescues_to_undo = self._rescues_to_undo, []
+            leases, self._rescues_to_undo = of_rows(self._rescues_to_undo), []
         try:
-            if ids:
-                dialect_of(connection).take_back_starts(connection, me=self._me, ids=ids)
+            if leases:
+                dialect_of(connection).take_back_starts(connection, me=self._me, leases=leases)
         except DatabaseError as error:  # a lock, for example; the streams are released anyway
             logger.warning("rescue counts not reverted error=%s", error)
 
@@ -275,7 +278,7 @@ class Streams(LeasedStreams):
             some = {each.name: each for each in streams[start : start + RENEW_BATCH]}
             deadline = self._held.deadline(monotonic())
             renewed, mine = dialect_of(connection).renew_streams(
-                connection, me=self._me, keys=[*some], lease=self._held.lease
+                connection, me=self._me, leases=of_streams(some.values()), lease=self._held.lease
             )
             with self._lock:
                 for key in renewed:

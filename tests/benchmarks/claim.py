@@ -92,6 +92,6 @@ class Claimant:
         if len(found.rows) < BATCH:
             raise RuntimeError(f"{len(found.rows)} of {BATCH} were due")
         self._since = found.found("default").waited + LATE_COMMIT_MARGIN
-        ids = [row[0] for row in found.rows]
-        self._dialect.settle_done(self.connection, me="benchmark", ids=ids)
+        leases = {row[0]: row[-1] for row in found.rows}
+        self._dialect.settle_done(self.connection, me="benchmark", leases=leases)
         return 1000 * taken

@@ -50,11 +50,15 @@ def drain(count: int, reference: str = "same") -> float:
 def same(driver: Any) -> Steps:
     """Return how the worker claims and settles."""
     bare, dialect = Bare(driver), dialect_of(connection)
-    claim = Claim(me=ME, lease=LEASE, branches=[Branch("default", BATCH)])
-    return (
-        lambda: [row[0] for row in dialect.claim(bare, claim).rows],  # type: ignore[arg-type]
-        lambda ids: dialect.settle_done(bare, me=ME, ids=ids),  # type: ignore[arg-type]
-    )
+    wanted = Claim(me=ME, lease=LEASE, branches=[Branch("default", BATCH)])
+    leases: dict[str, Any] = {}
+
+    def claim() -> list[str]:
+        leases.clear()
+        leases.update((row[0], row[-1]) for row in dialect.claim(bare, wanted).rows)  # type: ignore[arg-type]
+        return [*leases]
+
+    return claim, lambda ids: dialect.settle_done(bare, me=ME, leases=leases)  # type: ignore[arg-type]
 
 
 def best(driver: Any) -> Steps:

@@ -30,8 +30,18 @@ import django_outbox as outbox
 from django_outbox.listeners.outcomes import DONE, Status
 from django_outbox.models import OutboxEvent, OutboxStream
 from django_outbox.sql import dialect_of
-from django_outbox.sql.values import KEYED, LeaseKind, Release, StreamQuery
-from tests.table import PLACED, end_stream_leases, in_thread, listening, now, stream_claim
+from django_outbox.sql.values import KEYED, LeaseKind, StreamQuery
+from tests.table import (
+    PLACED,
+    end_stream_leases,
+    endings,
+    in_thread,
+    listening,
+    now,
+    releases,
+    stream_claim,
+    stream_leases,
+)
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -210,7 +220,7 @@ class Streams(RuleBasedStateMachine):
             key = name.removeprefix(":")
             wanted = StreamQuery(
                 me="rival",
-                keys=[name],
+                streams=stream_leases([name]),
                 limit=9,
                 dead_too=self.blocks,
                 only_due_retries=not self.stop,
@@ -240,13 +250,13 @@ class Streams(RuleBasedStateMachine):
         for each in rival.ids:
             pairs = [(each, DONE)]
             settled = dialect.settle_all(
-                connection, me="rival", decisions=pairs, kind=LeaseKind.STREAM
+                connection, me="rival", endings=endings(pairs), kind=LeaseKind.STREAM
             )
             assert settled == owns
             if owns:
                 self.events[each].state = "done"
         delay = None if rival.is_idle else 0.0
-        given = [Release(f":{rival.key}", rival.seq, delay)]
+        given = releases((f":{rival.key}", rival.seq, delay))
         if not dialect.release_streams(connection, me="rival", streams=given) and owns:
             end_stream_leases(rival.key) if self.is_free(rival.key) else None
 

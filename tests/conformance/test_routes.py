@@ -33,10 +33,12 @@ from tests.table import (
     end_leases,
     in_thread,
     insert,
+    leases,
     listening,
     now,
     row,
     statuses,
+    stream_leases,
     undone,
     write,
 )
@@ -57,7 +59,7 @@ def dialect() -> Any:
 
 def route_rows(*ids: str, me: str = "me", **more: Any) -> int:
     given = {"route": PLAIN, "receipt": RECEIPT, **more}
-    return int(dialect().route_rows(connection, me=me, ids=ids, **given))
+    return int(dialect().route_rows(connection, me=me, leases=leases(ids), **given))
 
 
 def add_rows(*ids: str, route: Route = MAIL, receipt: str = RECEIPT) -> int:
@@ -333,8 +335,10 @@ def test_a_read_says_behind_which_place_events_wait_for_routing(name: str) -> No
     second = OutboxEvent.objects.filter(seq=2).values_list("pk", flat=True)
     OutboxEvent.objects.filter(pk__in=[*second]).update(stream=":k", available_at=None)
     OutboxEvent.objects.filter(pk=first).update(**given)
-    OutboxStream.objects.create(stream=":k", key="k", seq=2, due_at=now(), locked_by="me")
-    query = StreamQuery(me="me", keys=[":k"], limit=9)
+    OutboxStream.objects.create(
+        stream=":k", key="k", seq=2, due_at=now(), locked_by="me", locked_at=now()
+    )
+    query = StreamQuery(me="me", streams=stream_leases([":k"]), limit=9)
     (read,) = dialect().read_streams(connection, query)
     assert [each[-1] for each in read.rows] == [until]
 

@@ -29,7 +29,7 @@ from django_outbox.listeners.outcomes import DONE, Decision, Status
 from django_outbox.models import OutboxEvent
 from django_outbox.sql import dialect_of
 from django_outbox.sql.values import RescueState
-from tests.table import PLACED, claim, end_leases, ids_of, listening, now
+from tests.table import PLACED, claim, end_leases, endings, ids_of, leases, listening, now
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -131,7 +131,7 @@ class Rows(RuleBasedStateMachine):
         mine = [each for each in held if self.rows[each].owner == me]
         pairs = [(each, RETRY if retries else DONE) for each in held]
         if pairs:
-            count = dialect_of(connection).settle_all(connection, me=me, decisions=pairs)
+            count = dialect_of(connection).settle_all(connection, me=me, endings=endings(pairs))
             assert count == len(mine)
         for each in mine:
             row = self.rows[each]
@@ -143,7 +143,9 @@ class Rows(RuleBasedStateMachine):
     def a_rival_renews(self, me: str) -> None:
         held = self.claims[me]
         dialect = dialect_of(connection)
-        _, mine = dialect.renew(connection, me=me, ids=held, lease=FAR) if held else (set(), set())
+        mine: set[str] = set()
+        if held:
+            _, mine = dialect.renew(connection, me=me, leases=leases(held), lease=FAR)
         assert mine == {each for each in held if self.rows[each].owner == me}
         for each in mine:
             self.rows[each].state = "held"
@@ -153,7 +155,9 @@ class Rows(RuleBasedStateMachine):
         held, self.claims[me] = self.claims[me], []
         mine = [each for each in held if self.rows[each].owner == me]
         if held:
-            assert dialect_of(connection).release(connection, me=me, ids=held) == len(mine)
+            assert dialect_of(connection).release(connection, me=me, leases=leases(held)) == len(
+                mine
+            )
         for each in mine:
             self.rows[each].state, self.rows[each].owner = "due", ""
 

@@ -25,6 +25,7 @@ from tests.table import (
     in_thread,
     insert,
     lease_ends_in,
+    leases,
     listening,
     now,
     row,
@@ -48,7 +49,7 @@ def statements(work: Callable[[], object]) -> list[str]:
 
 
 def renew(ids: list[str], *, me: str = "me") -> tuple[set[str], set[str]]:
-    return dialect_of(connection).renew(connection, me=me, ids=ids, lease=90)
+    return dialect_of(connection).renew(connection, me=me, leases=leases(ids), lease=90)
 
 
 # -- databases -------------------------------------------------------------------------------------

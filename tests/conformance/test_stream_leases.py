@@ -17,28 +17,33 @@ from django_outbox.listeners.outcomes import DONE, Decision, Status
 from django_outbox.listeners.queues import Route
 from django_outbox.models import OutboxEvent, OutboxStream
 from django_outbox.sql import dialect_of, engine_connection
-from django_outbox.sql.values import KEYED, LeaseKind, Release, StreamQuery
+from django_outbox.sql.values import KEYED, LeaseKind, StreamQuery
 from tests.plans import analyze, explain, large_steps, statements
 from tests.table import (
     claim,
     elsewhere,
     end_stream_leases,
+    endings,
     ids_of,
     in_thread,
     insert,
     keyed,
+    leases,
     multiply,
     names,
     now,
+    releases,
     row,
     stream,
     stream_claim,
     stream_due_in,
+    stream_leases,
     stream_row,
 )
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
+MOMENT = timedelta(seconds=5)  # from the SELECT of a claim to its UPDATE, at most
 RETRY = Decision(status=Status.RETRY, delay=5.0, spent=1, error="it failed", outcome="retry")
 DEFER = Decision(status=Status.NEW, delay=5.0, outcome="deferred")
 ROUTE = Route("order.placed mail", "a" * 16, "default", "mail")
@@ -68,7 +73,7 @@ def next_due() -> dict[str, float]:
 
 
 def read(*keys: str, me: str = "me", limit: int = 100, **more: Any) -> dict[str, Any]:
-    wanted = StreamQuery(me=me, keys=names(*keys), limit=limit, **more)
+    wanted = StreamQuery(me=me, streams=stream_leases(names(*keys)), limit=limit, **more)
     return {each.name[1:]: each for each in dialect().read_streams(connection, wanted)}
 
 
@@ -78,17 +83,21 @@ def ids(found: Any) -> list[str]:
 
 def settle(event_id: str, decision: Decision = DONE, *, me: str = "me") -> int:
     pairs = [(event_id, decision)]
-    return int(dialect().settle_all(connection, me=me, decisions=pairs, kind=LeaseKind.STREAM))
+    return int(
+        dialect().settle_all(connection, me=me, endings=endings(pairs), kind=LeaseKind.STREAM)
+    )
 
 
 def release(key: str, seq: int | None, delay: float | None = None, *, me: str = "me") -> bool:
-    given = dialect().release_streams(connection, me=me, streams=[Release(f":{key}", seq, delay)])
+    streams = releases((f":{key}", seq, delay))
+    given = dialect().release_streams(connection, me=me, streams=streams)
     assert given in (set(), {f":{key}"})
     return bool(given)
 
 
 def renew(*keys: str, me: str = "me", lease: float = 90) -> tuple[set[str], set[str]]:
-    answer = dialect().renew_streams(connection, me=me, keys=names(*keys), lease=lease)
+    held = stream_leases(names(*keys))
+    answer = dialect().renew_streams(connection, me=me, leases=held, lease=lease)
     renewed, held = ({each[1:] for each in some} for some in answer)
     return renewed, held
 
@@ -98,11 +107,13 @@ def renew(*keys: str, me: str = "me", lease: float = 90) -> tuple[set[str], set[
 
 def test_a_claim_leases_a_due_stream() -> None:
     keyed("order-1", due=-2)
-    assert found(lease=30) == [(":order-1", None, "default")]
+    [(*taken, leased_at)] = found(lease=30)
+    assert taken == [":order-1", None, "default"]
     after = stream("order-1")
+    assert after.locked_at == stored_instant(leased_at)
     assert after.locked_by == "me"
     assert after.locked_at is not None
-    assert after.due_at == after.locked_at + timedelta(seconds=30)
+    assert timedelta(0) <= after.due_at - after.locked_at - timedelta(seconds=30) < MOMENT
     assert abs((now() - after.locked_at).total_seconds()) < 5
 
 
@@ -131,9 +142,9 @@ def test_a_lost_owner_is_told_and_my_own_ended_lease_too() -> None:
     keyed("order-1")
     take("lost worker")
     end_stream_leases("order-1")
-    assert found() == [(":order-1", "lost worker", "default")]
+    assert [each[:2] for each in found()] == [(":order-1", "lost worker")]
     end_stream_leases("order-1")
-    assert found() == [(":order-1", "me", "default")]
+    assert [each[:2] for each in found()] == [(":order-1", "me")]
 
 
 def test_n4_concurrent_claims_share_no_stream() -> None:
@@ -215,7 +226,7 @@ def test_failures_that_wait_are_passed_over_on_demand() -> None:
     take()
     assert ids(read("a")["a"]) == [waiting, due, deferred, new]
     assert ids(read("a", only_due_retries=True)["a"]) == [due, deferred, new]
-    wanted = StreamQuery(me="me", keys=[":a", ":b"], limit=9)
+    wanted = StreamQuery(me="me", streams=stream_leases([":a", ":b"]), limit=9)
     assert dialect().next_retries(connection, wanted) == {":a": row(due).deliver_at}
 
 
@@ -225,9 +236,9 @@ def test_a_failure_behind_a_dead_one_is_not_waited_for_where_dead_ones_end_a_str
     rows.filter(pk=before).update(status=2, deliver_at=now() + timedelta(seconds=60))
     rows.filter(pk=behind).update(status=2, deliver_at=now() + timedelta(seconds=30))
     rows.filter(pk=dead).update(status=Status.DEAD, done_at=now())
-    wanted = StreamQuery(me="me", keys=[":a"], limit=9)
+    wanted = StreamQuery(me="me", streams=stream_leases([":a"]), limit=9)
     assert dialect().next_retries(connection, wanted) == {":a": row(behind).deliver_at}
-    wanted = StreamQuery(me="me", keys=[":a"], limit=9, dead_too=True)
+    wanted = StreamQuery(me="me", streams=stream_leases([":a"]), limit=9, dead_too=True)
     assert dialect().next_retries(connection, wanted) == {":a": row(before).deliver_at}
 
 
@@ -272,7 +283,7 @@ def test_the_streams_owner_settles_and_nobody_else(decision: Decision) -> None:
 def test_a_keyed_event_is_not_settled_as_a_row() -> None:
     (event_id,) = keyed("a")
     take()
-    assert dialect().settle_all(connection, me="me", decisions=[(event_id, DONE)]) == 0
+    assert dialect().settle_all(connection, me="me", endings=endings([(event_id, DONE)])) == 0
 
 
 @pytest.mark.parametrize("decision", [RETRY, DEFER], ids=lambda each: each.outcome)
@@ -307,7 +318,7 @@ def test_events_of_many_streams_are_settled_at_once() -> None:
     take(limit=60)
     cycle = [DONE, RETRY, DEFER, DEAD]
     pairs = [(event_id, cycle[n % 4]) for n, event_id in enumerate([*given, *theirs])]
-    count = dialect().settle_all(connection, me="me", decisions=pairs, kind=LeaseKind.STREAM)
+    count = dialect().settle_all(connection, me="me", endings=endings(pairs), kind=LeaseKind.STREAM)
     assert count == len(given)
     after = dict(OutboxEvent.objects.values_list("event_id", "status"))
     assert after == dict.fromkeys(theirs, 0) | {key: each.status for key, each in pairs[:180]}
@@ -320,7 +331,7 @@ def test_delete_done_is_fenced_too() -> None:
     take()
     pairs = [(mine, DONE), (unique, DONE), (theirs, DONE)]
     count = dialect().settle_all(
-        connection, me="me", decisions=pairs, kind=LeaseKind.STREAM, delete_done=True
+        connection, me="me", endings=endings(pairs), kind=LeaseKind.STREAM, delete_done=True
     )
     assert count == 2
     assert {*OutboxEvent.objects.values_list("pk", "status")} == {(unique, 1), (theirs, 0)}
@@ -331,7 +342,7 @@ def test_starts_are_fenced() -> None:
     (theirs,) = keyed("b")
     take("another", exclude=[":a"])
     take()
-    assert dialect().note_starts(connection, me="me", ids=[mine, theirs]) == 1
+    assert dialect().note_starts(connection, me="me", leases=leases([mine, theirs])) == 1
     assert [row(each).rescues for each in (mine, theirs)] == [1, 0]
 
 
@@ -364,7 +375,9 @@ def test_many_streams_are_released_at_once_each_as_it_should() -> None:
     keys = sorted(take(limit=500))
     OutboxStream.objects.filter(pk__in=names(*keys[:10])).update(seq=F("seq") + 1)
     OutboxStream.objects.filter(pk__in=names(*keys[10:20])).update(locked_by="another")
-    given = [Release(each, 1, None if n % 2 else float(n)) for n, each in enumerate(names(*keys))]
+    given = releases(
+        *((each, 1, None if n % 2 else float(n)) for n, each in enumerate(names(*keys)))
+    )
     released = dialect().release_streams(connection, me="me", streams=given)
     assert released == {*names(*keys[20:])}
     due = dict(OutboxStream.objects.values_list("pk", "due_at"))
@@ -383,7 +396,7 @@ def test_a_hand_back_clears_the_owner_of_a_stream(after: float | None) -> None:
     take()
     keyed("a")  # written during the lease
     give = dialect().hand_back_streams
-    assert give(connection, me="me", keys=[":a", ":b"], after=after) == 1
+    assert give(connection, me="me", leases=stream_leases([":a", ":b"]), after=after) == 1
     assert stream("a").locked_by is None
     assert stream_due_in("a") <= 1 if after else stream_due_in("a") > 20
     assert stream("b").locked_by == "another"
@@ -395,9 +408,9 @@ def test_starts_are_taken_back_by_the_streams_owner_and_never_below_nought() -> 
     (theirs,) = keyed("b", rescues=1)
     take("another", exclude=[":a"])
     take()
-    dialect().note_starts(connection, me="me", ids=[counted])
+    dialect().note_starts(connection, me="me", leases=leases([counted]))
     ids = [counted, uncounted, theirs]
-    assert dialect().take_back_starts(connection, me="me", ids=ids) == 1
+    assert dialect().take_back_starts(connection, me="me", leases=leases(ids)) == 1
     assert [row(each).rescues for each in ids] == [0, 0, 1]
 
 
@@ -405,7 +418,7 @@ def test_starts_are_taken_back_by_the_streams_owner_and_never_below_nought() -> 
 def test_a_hand_back_waits_for_no_business_transaction() -> None:
     ids = [keyed(key)[0] for key in "ab"]
     take()
-    dialect().note_starts(connection, me="me", ids=ids)
+    dialect().note_starts(connection, me="me", leases=leases(ids))
 
     def lock() -> None:
         OutboxStream.objects.select_for_update().get(stream__of_key="a")
@@ -413,9 +426,9 @@ def test_a_hand_back_waits_for_no_business_transaction() -> None:
     def hand_back() -> int:
         own = engine_connection("default", lock_wait=1)
         try:
-            assert dialect().take_back_starts(own, me="me", ids=ids) == 2
-            keys = [":a", ":b"]
-            return int(dialect().hand_back_streams(own, me="me", keys=keys, after=1.0))
+            assert dialect().take_back_starts(own, me="me", leases=leases(ids)) == 2
+            held = stream_leases([":a", ":b"])
+            return int(dialect().hand_back_streams(own, me="me", leases=held, after=1.0))
         finally:
             own.close()
 
@@ -496,12 +509,13 @@ def test_r4_r8_an_open_business_transaction_keeps_nobody_waiting() -> None:
     take("me", lease=20)
     keyed("due", due=-1)
     wanted = stream_claim(limit=10)
-    reading = StreamQuery(me="me", keys=[":held", ":free"], limit=10)
-    releases = [Release(":held", 2, None), Release(":free", 1, None)]
+    reading = StreamQuery(me="me", streams=stream_leases([":held", ":free"]), limit=10)
+    released_too = releases((":held", 2, None), (":free", 1, None))
+    held = stream_leases([":held", ":free"])
 
     def settled(d: Any, own: Any, event_id: str, decision: Decision) -> int:
         pairs = [(event_id, decision)]
-        return int(d.settle_all(own, me="me", decisions=pairs, kind=LeaseKind.STREAM))
+        return int(d.settle_all(own, me="me", endings=endings(pairs), kind=LeaseKind.STREAM))
 
     with business("due", "held"):
         assert on_own_connection(lambda d, own: d.claim_streams(own, wanted).rows) == []
@@ -510,13 +524,14 @@ def test_r4_r8_an_open_business_transaction_keeps_nobody_waiting() -> None:
         assert on_own_connection(lambda d, own: settled(d, own, event_id, DONE)) == 1
         assert on_own_connection(lambda d, own: settled(d, own, fenced, RETRY)) == 1
         renewed = on_own_connection(
-            lambda d, own: d.renew_streams(own, me="me", keys=[":held", ":free"], lease=90)
+            lambda d, own: d.renew_streams(own, me="me", leases=held, lease=90)
         )
         assert renewed == ({":free"}, {":held", ":free"})
-        starts = on_own_connection(lambda d, own: d.note_starts(own, me="me", ids=[fenced]))
+        counted = leases([fenced])
+        starts = on_own_connection(lambda d, own: d.note_starts(own, me="me", leases=counted))
         assert starts == 1
         released = on_own_connection(
-            lambda d, own: d.release_streams(own, me="me", streams=releases)
+            lambda d, own: d.release_streams(own, me="me", streams=released_too)
         )
         assert released == {":free"}
     assert (row(event_id).status, row(fenced).status) == (Status.DONE, Status.RETRY)
@@ -541,13 +556,14 @@ def test_r5_a_business_transaction_that_outlasts_the_lease() -> None:
     """The owner cannot renew or settle; the worker that claims after the commit can."""
     (event_id,) = keyed("a")
     take("owner", lease=0.3)
+    held = stream_leases([":a"])
     with business("a"):
         assert on_own_connection(
-            lambda d, own: d.renew_streams(own, me="owner", keys=[":a"], lease=30)
+            lambda d, own: d.renew_streams(own, me="owner", leases=held, lease=30)
         ) == (set(), {":a"})
         end_stream_leases_by_time(0.3)
         assert take("heir") == []
-    assert found("heir") == [(":a", "owner", "default")]
+    assert [each[:2] for each in found("heir")] == [(":a", "owner")]
     assert renew("a", me="owner") == (set(), set())
     assert settle(event_id, me="owner") == 0
     assert not release("a", None, 0, me="owner")
@@ -580,7 +596,9 @@ def test_r3_the_events_are_read_after_the_claim_in_a_snapshot_of_their_own() -> 
             assert d.claim_streams(own, stream_claim(limit=5)).rows
             # The former owner sent this settle before it lost the stream; it commits now.
             OutboxEvent.objects.filter(pk=first).update(status=Status.DONE, done_at=now())
-            (seen,) = d.read_streams(own, StreamQuery(me="me", keys=[":a"], limit=5))
+            (seen,) = d.read_streams(
+                own, StreamQuery(me="me", streams=stream_leases([":a"]), limit=5)
+            )
         return ids(seen)
 
     assert on_own_connection(claim_then_read) == [second]
@@ -621,29 +639,32 @@ def test_no_statement_reads_or_sorts_the_whole_table(streams_among_many: Sequenc
     due = streams_among_many
     some = due[:10]
     ids = [*OutboxEvent.objects.filter(key__in=some).values_list("pk", flat=True)]
-    retries = [(event_id, RETRY) for event_id in ids]
-    stream_hold = {"me": "me", "kind": LeaseKind.STREAM}
-    releases = [Release(f":{key}", 1, None) for key in due[:20]]
+    retries = endings((event_id, RETRY) for event_id in ids)
+    held, streams = leases(ids), stream_leases(names(*due[:20]))
+    stream_hold = {"me": "me", "leases": held, "kind": LeaseKind.STREAM}
+    given = releases(*((each, 1, None) for each in streams))
     works: dict[str, Callable[[], object]] = {
         "claim": lambda: take(limit=20),
         "next due": next_due,
         "read": lambda: (take(), read(*some, limit=30)),
         "read dead too": lambda: (take(), read(*some, limit=30, dead_too=True)),
         "read due": lambda: (take(), read(*due[:20], limit=30, only_due_retries=True)),
-        "done": lambda: dialect().settle_done(connection, ids=ids, **stream_hold),
-        "settle": lambda: dialect().settle(connection, decisions=retries, **stream_hold),
-        "start": lambda: dialect().note_starts(connection, me="me", ids=ids),
-        "release": lambda: dialect().release_streams(connection, me="me", streams=releases),
-        "renew": lambda: renew(*due[:20]),
-        "start back": lambda: dialect().take_back_starts(connection, me="me", ids=ids),
+        "done": lambda: dialect().settle_done(connection, **stream_hold),
+        "settle": lambda: dialect().settle(
+            connection, me="me", endings=retries, kind=LeaseKind.STREAM
+        ),
+        "start": lambda: dialect().note_starts(connection, me="me", leases=held),
+        "release": lambda: dialect().release_streams(connection, me="me", streams=given),
+        "renew": lambda: dialect().renew_streams(connection, me="me", leases=streams, lease=9),
+        "start back": lambda: dialect().take_back_starts(connection, me="me", leases=held),
         "route": lambda: dialect().route_rows(
-            connection, ids=ids, route=ROUTE, receipt="r", me="me"
+            connection, me="me", leases=held, route=ROUTE, receipt="r"
         ),
         "further rows": lambda: dialect().add_rows(connection, ids=ids, route=ROUTE, receipt="r"),
         "rows of an event": lambda: dialect().lock_event(connection, ids[0]),
         "receipt": lambda: dialect().note_receipt(connection, ids=ids, receipt="r"),
         "hand back": lambda: dialect().hand_back_streams(
-            connection, me="me", keys=[f":{key}" for key in due[:20]], after=1.0
+            connection, me="me", leases=streams, after=1.0
         ),
     }
     assert large_steps(works) == {}
@@ -690,9 +711,10 @@ def test_x3_no_lock_outlives_a_statement() -> None:
     with connection.execute_wrapper(note):
         events = ids_of(claim(limit=10))
         assert take() == ["a", "b"]
-        assert dialect().renew(connection, me="me", ids=events, lease=90)[0] == {*events}
+        held = leases(events)
+        assert dialect().renew(connection, me="me", leases=held, lease=90)[0] == {*events}
         assert renew("a", "b")[0] == {"a", "b"}
-        assert dialect().release(connection, me="me", ids=events) == 3
+        assert dialect().release(connection, me="me", leases=held) == 3
         assert release("a", None, 0.0)
     assert len(sent) >= 6
 
@@ -703,7 +725,7 @@ def test_r10_killed_between_the_settle_and_the_release() -> None:
     seen = read("a", me="killed")["a"]
     settle(event_id, me="killed")
     end_stream_leases("a")
-    assert found("heir") == [(":a", "killed", "default")]
+    assert [each[:2] for each in found("heir")] == [(":a", "killed")]
     assert read("a", me="heir")["a"].rows == []
     assert release("a", seen.seq, me="heir")
     assert settle(event_id, me="killed") == 0  # a late return of the killed worker changes nothing

@@ -1,4 +1,4 @@
-"""Atomic listeners past their timeouts, and settles that ask for the row as it was read."""
+"""Atomic listeners past their timeouts."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ from django.db import connection
 
 import django_outbox as outbox
 from django_outbox import signals
-from django_outbox.listeners.outcomes import DONE, Decision, Status
+from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent
-from django_outbox.sql import dialect_of
-from django_outbox.sql.values import LeaseKind
 from tests.surroundings import heard
-from tests.table import claim, insert, keyed, listening, now, row, write
-from tests.test_timeouts import RETRY, effects, ended, hanging, leave, soon
+from tests.table import listening, now, row, write
+from tests.test_timeouts import effects, ended, hanging, leave, soon
 from tests.waiting import MovedClock, wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -112,35 +110,3 @@ def test_the_same_worker_may_have_leased_the_event_again() -> None:
             finish.set()
         ended(DONE=1)
     assert len(effects()) == 1
-
-
-def leased(kind: LeaseKind) -> str:
-    if kind is LeaseKind.ROW:
-        (event_id,) = insert()
-        claim()
-        return event_id
-    (event_id,) = keyed("a")
-    from tests.conformance.test_stream_leases import take
-
-    assert take() == ["a"]
-    return event_id
-
-
-@pytest.mark.parametrize("kind", LeaseKind)
-@pytest.mark.parametrize(("attempts", "fits"), [(0, True), (1, False), (None, True)])
-@pytest.mark.parametrize("decision", [DONE, RETRY], ids=["done", "retry"])
-@pytest.mark.parametrize("delete", [False, True], ids=["mark", "delete"])
-def test_a_settle_may_ask_for_the_attempts_that_were_read(
-    kind: LeaseKind, attempts: int | None, fits: bool, decision: Decision, delete: bool
-) -> None:
-    event_id = leased(kind)
-    count = dialect_of(connection).settle_all(
-        connection,
-        me="me",
-        decisions=[(event_id, decision)],
-        kind=kind,
-        delete_done=delete,
-        attempts=attempts,
-    )
-    assert count == fits
-    assert OutboxEvent.objects.filter(pk=event_id, status=0, attempts=0).exists() != fits

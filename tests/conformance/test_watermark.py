@@ -16,7 +16,7 @@ from django_outbox.listeners.outcomes import DONE, Decision, Status
 from django_outbox.sql import dialect_of, engine_connection
 from django_outbox.sql.values import Claimed, Found, LeaseKind
 from django_outbox.worker.throttle import Throttle
-from tests.table import claimed, insert, keyed, listening, statuses, stream_claim, write
+from tests.table import claimed, endings, insert, keyed, listening, statuses, stream_claim, write
 from tests.test_hot import engine_statements
 from tests.test_watermark import FAR, pause_for
 from tests.waiting import wait_until
@@ -46,7 +46,7 @@ def test_a_claim_of_streams_tells_whether_there_may_be_more(limit: int) -> None:
     keyed("b", due=-20)
     claim = stream_claim(limit=limit)
     found = dialect_of(connection).claim_streams(connection, claim)
-    assert found.rows == [(":a", None, "default"), (":b", None, "default")]
+    assert [each[:3] for each in found.rows] == [(":a", None, "default"), (":b", None, "default")]
     assert found.found("default").more == (limit == 2)
     assert 29 < found.found("default").waited < 60
     again = dialect_of(connection).claim_streams(connection, claim)
@@ -110,7 +110,9 @@ def plan_of_settling(ids: Sequence[str], decision: Decision) -> str:
     try:
         with own.execute_wrapper(note):
             decisions = [(each, decision) for each in ids]
-            dialect_of(own).settle_all(own, me="me", decisions=decisions, kind=LeaseKind.STREAM)
+            dialect_of(own).settle_all(
+                own, me="me", endings=endings(decisions), kind=LeaseKind.STREAM
+            )
         with own.cursor() as cursor:
             cursor.execute(f"EXPLAIN {sent[0][0]}", sent[0][1])
             return "\n".join(line for (line,) in cursor.fetchall())

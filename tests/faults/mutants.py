@@ -49,14 +49,9 @@ MUTANTS = (
         edits=[
             (
                 "sql/base/statements.py",
-                'f"{event}.status IN (0, 2) AND {event}.locked_by = %s"',
-                "f\"{event}.status IN (0, 2) AND %s <> ''\"",
-            ),
-            (
-                "sql/base/statements.py",
-                'owned.stream = {event}.stream AND owned.locked_by = %s"',
-                "owned.stream = {event}.stream AND %s <> ''\"",
-            ),
+                'mine = "{0}.locked_by = %s AND {0}.locked_at " + lease',
+                "mine = f\"%s <> '' AND (1 = 1 OR {{0}}.locked_at {lease})\"",
+            )
         ],
     ),
     Mutant(
@@ -72,8 +67,8 @@ MUTANTS = (
             ),
             (
                 "sql/postgresql/streams.py",
-                "AND s.locked_by = %s ORDER BY s.stream, e.seq",
-                "AND s.locked_by = %s ORDER BY s.stream, e.occurred_at",
+                "ORDER BY s.stream, e.seq",
+                "ORDER BY s.stream, e.occurred_at",
             ),
         ],
     ),
@@ -151,13 +146,7 @@ MUTANTS = (
         without="a stream is given back only if nothing was written since it was read",
         database="postgres",
         scenario="ordered",
-        edits=[
-            (
-                "sql/postgresql/streams.py",
-                "AND s.seq = COALESCE(NULLIF(v.seq, -1), s.seq) AND s.locked_by = %s",
-                "AND s.locked_by = %s",
-            )
-        ],
+        edits=[("sql/postgresql/streams.py", "AND s.seq = COALESCE(NULLIF(v.seq, -1), s.seq)", "")],
     ),
     Mutant(
         name="claims at REPEATABLE READ",
@@ -236,9 +225,9 @@ MUTANTS = (
         scenario="deploys",
         edits=[
             (
-                "sql/postgresql/claim.py",
-                "SET {due} locked_by = NULL, locked_at = NULL",
-                "SET {due} locked_by = NULL, locked_at = NULL, rescues = rescues + 1",
+                "sql/base/claim.py",
+                'f"{due}locked_by = NULL, locked_at = NULL"',
+                'f"{due}locked_by = NULL, locked_at = NULL, rescues = rescues + 1"',
             )
         ],
     ),
@@ -319,7 +308,11 @@ MUTANTS = (
         return answer, replace(decision, written=True)
 """,
             ),
-            ("sql/base/statements.py", "        if attempts is None:\n", "        if True:\n"),
+            (
+                "sql/base/statements.py",
+                'mine = "{0}.locked_by = %s AND {0}.locked_at " + lease',
+                'mine = f"{{0}}.locked_by = %s AND (1 = 1 OR {{0}}.locked_at {lease})"',
+            ),
         ],
     ),
     Mutant(
@@ -470,7 +463,7 @@ MUTANTS = (
         edits=[
             (
                 "delivery/atomic_batch.py",
-                "        if settled < len(decisions):\n",
+                "        if settled < len(endings):\n",
                 "        if settled < 0:\n",
             )
         ],

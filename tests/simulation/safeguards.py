@@ -18,23 +18,26 @@ OWN = (
     Broken(
         name="a release that ends any lease of its worker",
         kind="stalled releases",
-        edits=[("sql/sqlite/streams.py", 'ELSE locked_at END"', 'ELSE locked_at END OR 1"')],
+        edits=[("sql/sqlite/streams.py", '* len(keys)}END"', '* len(keys)}END OR 1"')],
     ),
     Broken(
-        name="a claim's late answer that starts what was settled",
-        kind="hung",
+        name="a settle that ends any lease of its worker",
+        edits=[("sql/sqlite/settle.py", '("= v.locked_at", [])', '("IS NOT NULL", [])')],
+    ),
+    Broken(
+        name="a DONE, a release or a renewal of any lease of its worker",
         edits=[
             (
-                "worker/event_claims.py",
-                "self._held.add(self._held.taken(leases))",
-                "self._held.add(leases)",
+                "sql/base/statements.py",
+                'f"IN ({marks(instants)})"',
+                "f\"<> '' OR '' IN ({marks(instants)})\"",
             )
         ],
     ),
     Broken(
         name="a repeated settle that counts twice",
         kind="lost answers",
-        edits=[("worker/settler.py", "if decision.spent:", "if False:")],
+        edits=[("sql/sqlite/settle.py", "AND e.attempts = v.attempts AND", "AND")],
     ),
     Broken(
         name="a claim's deadline from the end of its statement",
@@ -51,8 +54,8 @@ OWN = (
         edits=[
             (
                 "worker/stream_claims.py",
-                "            Stream(key, deadline, queue=queue)\n",
-                "            Stream(key, self._held.deadline(monotonic()), queue=queue)\n",
+                "Stream(name, deadline, locked_at, queue=queue)",
+                "Stream(name, self._held.deadline(monotonic()), locked_at, queue=queue)",
             )
         ],
     ),
@@ -88,8 +91,8 @@ OWN = (
             ("worker/stream.py", "    seq = stream.seq if delay else None\n", "    seq = None\n"),
             (
                 "worker/stream.py",
-                "Release(stream.name, stream.seq, None, ",
-                "Release(stream.name, None, None, ",
+                "Release(stream.name, stream.locked_at, stream.seq, None)",
+                "Release(stream.name, stream.locked_at, None, None)",
             ),
         ],
     ),
@@ -140,7 +143,7 @@ OWN = (
         edits=[
             (
                 "worker/stream_claims.py",
-                "self._dialect.note_starts(self._connection, me=self._me, ids=ids)",
+                "self._dialect.note_starts(self._connection, me=self._me, leases=of_rows(leases))",
                 "pass",
             )
         ],
@@ -249,16 +252,6 @@ OWN = (
                 "worker/streams.py",
                 "for each in streams if self._streams.get(each.name) is each]",
                 "for each in streams if False]",
-            )
-        ],
-    ),
-    Broken(
-        name="a decision on a lease that was lost and claimed anew",
-        edits=[
-            (
-                "worker/settler.py",
-                "        return lease, LOST\n",
-                "        return lease, decision\n",
             )
         ],
     ),

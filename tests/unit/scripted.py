@@ -52,10 +52,15 @@ def row(event_id: str, columns: tuple[str, ...] = FULL, **values: Any) -> tuple[
 
 
 def claimed_row(
-    event_id: str, columns: tuple[str, ...] = FULL, *, was: str | None = None, **values: Any
+    event_id: str,
+    columns: tuple[str, ...] = FULL,
+    *,
+    was: str | None = None,
+    at: datetime = NOW,
+    **values: Any,
 ) -> tuple[Any, ...]:
-    """Return a row as a claim does, with due time, previous owner and the database's clock."""
-    return (*row(event_id, columns, **values), NOW, was, NOW)
+    """Return a row as a claim does, with due time, previous owner and when it was leased."""
+    return (*row(event_id, columns, **values), NOW, was, at)
 
 
 def lease(event_id: str = "a", *, key: str | None = None, deadline: float = 10_000.0) -> Lease:

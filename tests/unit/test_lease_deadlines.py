@@ -6,6 +6,7 @@ The database counts from when it executes the statement; its answer may come muc
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -59,7 +60,7 @@ class Parts:
             self.held.add([found])
             self.ready.append(found)
         else:
-            stream = Stream(f":{key}", deadline)
+            stream = Stream(f":{key}", deadline, NOW)
             self.streams.claimed([stream])
             self.streams.add_events(stream, 1, [found], 0.0)
 
@@ -130,8 +131,8 @@ def take_active_lease(parts: Parts) -> Callable[[], bool]:
 CASES: list[tuple[Callable[[Parts], Callable[[], bool]], str, Any]] = [
     (claim_event, "claim", Claimed([claimed_row("a")])),
     (claim_known_event, "claim", Claimed([claimed_row("a", was="me")])),
-    (claim_stream, "claim_streams", Claimed([(STREAM, None, "default")])),
-    (claim_known_stream, "claim_streams", Claimed([(STREAM, "me", "default")])),
+    (claim_stream, "claim_streams", Claimed([(STREAM, None, "default", NOW)])),
+    (claim_known_stream, "claim_streams", Claimed([(STREAM, "me", "default", NOW)])),
     (renew_event, "renew", ({"a"}, {"a"})),
     (renew_stream, "renew_streams", ({STREAM}, {STREAM})),
     (take_named_lease, "take_lease", True),
@@ -162,6 +163,24 @@ def test_a_lease_counts_from_before_its_statement(
         return answer
 
     getattr(dialect, statement).side_effect = execute
-    read = StreamRows(STREAM, 1, NOW, NOW, [row("a", (*KEYED, "routed_until"), key=KEY, seq=1)])
+    read = StreamRows(STREAM, 1, NOW, [row("a", (*KEYED, "routed_until"), key=KEY, seq=1)])
     dialect.read_streams.return_value = [read]
     assert act(Parts())() is is_ours
+
+
+LATER = NOW + timedelta(seconds=40)
+RENEWALS: dict[str, tuple[Callable[[Parts], object], str, Any]] = {
+    "event": (claim_known_event, "claim", claimed_row("a", was="me", at=LATER)),
+    "stream": (claim_known_stream, "claim_streams", (STREAM, "me", "default", LATER)),
+}
+
+
+@pytest.mark.parametrize("name", RENEWALS)
+def test_what_a_claim_renews_goes_on_by_the_new_lease(name: str, dialect: Any) -> None:
+    act, statement, answer = RENEWALS[name]
+    getattr(dialect, statement).return_value = Claimed([answer])
+    parts = Parts()
+    act(parts)
+    (found,) = parts.ready
+    held = [found, parts.streams.get(found.stream)]
+    assert {each.locked_at for each in held if each is not None} == {LATER}

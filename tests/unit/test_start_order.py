@@ -57,7 +57,7 @@ class Leased:
             alias=SCRIPTED, me="me", settings=Settings(), held=held, pools=pools, wakeup=Wakeup()
         )
         self.a, self.b, self.c = self.events = [lease(each, key=KEY) for each in "abc"]
-        stream = Stream(f":{KEY}", self.a.deadline)
+        stream = Stream(f":{KEY}", self.a.deadline, self.a.locked_at)
         self.streams.claimed([stream])
         self.streams.add_events(stream, 3, self.events, 0.0)
 

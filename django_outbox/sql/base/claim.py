@@ -10,7 +10,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...events import stored_instant
 from ...queue_settings import MAX_QUEUES
-from ..values import SQL, Claim, Claimed, LostEvents, RescueState, Unclaimed, marks
+from ..values import SQL, Claim, Claimed, Leases, LostEvents, RescueState, Unclaimed, to_database
 from .statements import Statements
 
 
@@ -23,29 +23,31 @@ class EventLeases(Statements):
         rescue.
         """
 
-    @abstractmethod
     def renew(
-        self, connection: BaseDatabaseWrapper, *, me: str, ids: Sequence[str], lease: float
+        self, connection: BaseDatabaseWrapper, *, me: str, leases: Leases, lease: float
     ) -> tuple[set[str], set[str]]:
-        """Renew ``me``'s leases of these rows for ``lease`` seconds; return (renewed, still held).
+        """Renew ``me``'s leases of rows for ``lease`` seconds; return (renewed, still held).
 
         Locked rows are skipped, because they are just being settled.
         """
+        due = "available_at"
+        return self._renew(connection, "outbox_event", due=due, me=me, leases=leases, lease=lease)
 
-    @abstractmethod
     def release(
-        self,
-        connection: BaseDatabaseWrapper,
-        *,
-        me: str,
-        ids: Collection[str],
-        after: float | None = 0.0,
+        self, connection: BaseDatabaseWrapper, *, me: str, leases: Leases, after: float | None = 0.0
     ) -> int:
         """Release leases without counting an attempt; return how many ``me`` held.
 
         The rows are due ``after`` seconds from now; with None, when their leases would have ended.
         Locked rows stay leased.
         """
+        due, seconds = ("", []) if after is None else (f"available_at = {self.now_plus}, ", [after])
+        return self._update_unlocked(
+            connection,
+            "outbox_event",
+            changes=(f"{due}locked_by = NULL, locked_at = NULL", [*seconds]),
+            where=self._held(connection, me, leases),
+        )
 
     @abstractmethod
     def unclaim(self, connection: BaseDatabaseWrapper, *, me: str, due: Sequence[Unclaimed]) -> int:
@@ -158,11 +160,17 @@ class EventLeases(Statements):
             cursor.execute(" UNION ALL ".join(selects), params)
             return {row[0] for row in cursor.fetchall()}
 
-    @abstractmethod
     def move(
         self, connection: BaseDatabaseWrapper, *, ids: Sequence[str], queue: str, newest: datetime
     ) -> int:
         """Move unlocked rows that are due until ``newest`` to a queue; return how many."""
+        one_of, given = self._one_of(ids)
+        return self._update_unlocked(
+            connection,
+            "outbox_event",
+            changes=("queue = %s", [queue]),
+            where=(f"{one_of} AND available_at <= %s", [*given, to_database(newest, connection)]),
+        )
 
     def _has_due_time(self, column: str) -> str:
         """Return the condition of the partial indexes; where there are none, one that holds."""
@@ -200,10 +208,6 @@ class EventLeases(Statements):
             sql = f"{due} AND {wanted} ORDER BY {self.by_queue}available_at, id LIMIT %s"
             found.append((sql, [*params, *wanted_params, branch.limit]))
         return found
-
-    def _one_of(self, ids: Collection[str]) -> SQL:
-        """Return the condition that a row is one of these, and its parameters."""
-        return f"id IN ({marks(ids)})", [*ids]
 
     def _tables_by_due(
         self, connection: BaseDatabaseWrapper

@@ -31,7 +31,7 @@ class QueueBacklog(NamedTuple):
 
 class Inspection(EventLeases):
     def heads(
-        self, connection: BaseDatabaseWrapper, *, keys: Sequence[str], statuses: Sequence[int]
+        self, connection: BaseDatabaseWrapper, *, streams: Sequence[str], statuses: Sequence[int]
     ) -> dict[str, str]:
         """Return the id of each stream's first event that has one of these statuses."""
         conditions = self._conditions(statuses)
@@ -40,14 +40,14 @@ class Inspection(EventLeases):
             f"WHERE stream = %s AND {{}} ORDER BY seq LIMIT 1) head"
         )
         first: dict[str, tuple[int, str]] = {}
-        for found, seq, row_id in self._for_each_key(
-            connection, keys, [select.format(each) for each in conditions]
+        for found, seq, row_id in self._for_each_stream(
+            connection, streams, [select.format(each) for each in conditions]
         ):
             first[found] = min(first.get(found, (seq, row_id)), (seq, row_id))
         return {found: row_id for found, (_, row_id) in first.items()}
 
     def backlogs(
-        self, connection: BaseDatabaseWrapper, *, keys: Sequence[str], most: int
+        self, connection: BaseDatabaseWrapper, *, streams: Sequence[str], most: int
     ) -> dict[str, int]:
         """Count each stream's unsettled events, up to ``most``."""
         select = (
@@ -55,11 +55,11 @@ class Inspection(EventLeases):
             f"FROM {self._event(connection)} WHERE stream = %s "
             f"AND status IN (0, 2) AND {INDEXED} LIMIT {int(most)}) backlog"
         )
-        found = dict(self._for_each_key(connection, keys, [select]))
-        return {each: found.get(each, 0) for each in keys}
+        found = dict(self._for_each_stream(connection, streams, [select]))
+        return {each: found.get(each, 0) for each in streams}
 
     def waiting(
-        self, connection: BaseDatabaseWrapper, *, keys: Sequence[str], most: int
+        self, connection: BaseDatabaseWrapper, *, streams: Sequence[str], most: int
     ) -> list[str]:
         """Return the ids of the first unsettled events of each stream, at most ``most`` of each."""
         selects = [
@@ -67,7 +67,7 @@ class Inspection(EventLeases):
             f"WHERE stream = %s AND {each} ORDER BY seq LIMIT {int(most)}) waiting"
             for each in self._conditions([0, 2])
         ]
-        return [row_id for _, row_id in self._for_each_key(connection, keys, selects)]
+        return [row_id for _, row_id in self._for_each_stream(connection, streams, selects)]
 
     def dead(
         self, connection: BaseDatabaseWrapper, *, span: tuple[str | None, str | None], most: int
@@ -208,16 +208,16 @@ class Inspection(EventLeases):
     def _conditions(self, statuses: Sequence[int]) -> list[str]:
         return [f"status IN ({', '.join(str(int(each)) for each in statuses)}) AND {INDEXED}"]
 
-    def _for_each_key(
-        self, connection: BaseDatabaseWrapper, keys: Sequence[str], selects: Sequence[str]
+    def _for_each_stream(
+        self, connection: BaseDatabaseWrapper, streams: Sequence[str], selects: Sequence[str]
     ) -> Iterator[tuple[Any, ...]]:
         at_once = max(TOGETHER // len(selects), 1)
-        for start in range(0, len(keys), at_once):
-            some = keys[start : start + at_once]
+        for start in range(0, len(streams), at_once):
+            some = streams[start : start + at_once]
             with connection.cursor() as cursor:
                 cursor.execute(
                     " UNION ALL ".join([*selects] * len(some)),
-                    [key for key in some for _ in selects],
+                    [stream for stream in some for _ in selects],
                 )
                 yield from cursor.fetchall()
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...listeners.queues import Route
-from ..values import LeaseKind
+from ..values import LeaseKind, Leases
 from .settle import Settling
 
 # What a further row has of the row that it is made from.
@@ -26,7 +26,7 @@ class Routing(Settling):
         connection: BaseDatabaseWrapper,
         *,
         me: str,
-        ids: Sequence[str],
+        leases: Leases,
         route: Route,
         receipt: str,
         kind: LeaseKind = LeaseKind.ROW,
@@ -35,8 +35,7 @@ class Routing(Settling):
 
         Those with a key are not leased afterwards: they are due by their streams.
         """
-        one_of, given = self._one_of(ids)
-        fence, params = self._fence(connection, me, kind)
+        held, params = self._held(connection, me, leases, kind)
         stream = f"CASE WHEN {self.key} IS NOT NULL THEN {self.joined.format('%s', self.key)} END"
         unkeyed = ", ".join(
             f"{each} = CASE WHEN {self.key} IS NULL THEN {each} END"
@@ -46,8 +45,8 @@ class Routing(Settling):
             connection,
             f"""UPDATE {self._event_by_id(connection)} SET
                 listener = %s, routes = %s, queue = %s, stream = {stream}, {unkeyed}
-            WHERE {one_of} AND listener IS NULL AND {fence}""",
-            [route.title, receipt, route.queue, f"{route.lane}:", *given, *params],
+            WHERE listener IS NULL AND {held}""",
+            [route.title, receipt, route.queue, f"{route.lane}:", *params],
         )
 
     def add_rows(

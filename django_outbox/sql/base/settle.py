@@ -5,13 +5,14 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from django.db import transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...listeners.history import Entry, addition
-from ...listeners.outcomes import DONE, Decision, Status
-from ..values import LeaseKind
+from ...listeners.outcomes import DONE, Status
+from ..values import Ending, LeaseKind, Leases
 from .claim import EventLeases
 
 
@@ -25,33 +26,28 @@ class Settling(EventLeases):
         connection: BaseDatabaseWrapper,
         *,
         me: str,
-        decisions: Sequence[tuple[str, Decision]],
+        endings: Sequence[Ending],
         kind: LeaseKind = LeaseKind.ROW,
         delete_done: bool = False,
-        attempts: int | None = None,
     ) -> int:
-        """Write decisions of any kind; return how many rows ``me`` still held.
-
-        A group commit needs no ``attempts``: the decision of an abandoned thread never leaves it.
-        An atomic listener needs it: its own transaction could still commit after that.
-        """
+        """Write decisions of any kind; return how many rows ``me`` still held."""
         # Of ``done``, only the rows' ends are to be written, or the rows are deleted.
-        done: list[str] = []
-        others: list[tuple[str, Decision]] = []
-        for each in decisions:
-            decision = each[1]
+        done: dict[str, Any] = {}
+        others: list[Ending] = []
+        for each in endings:
+            decision = each.decision
             if decision is DONE or (delete_done and decision.status is Status.DONE):
-                done.append(each[0])
+                done[each.id] = each.locked_at
             else:
                 others.append(each)
         count = 0
         if done and delete_done:
-            count = self.delete_done(connection, me=me, ids=done, kind=kind, attempts=attempts)
+            count = self.delete_done(connection, me=me, leases=done, kind=kind)
         if count < len(done):
-            count += self.settle_done(connection, me=me, ids=done, kind=kind, attempts=attempts)
+            count += self.settle_done(connection, me=me, leases=done, kind=kind)
         for start in range(0, len(others), self.rows_per_settle):
             some = others[start : start + self.rows_per_settle]
-            count += self.settle(connection, me=me, decisions=some, kind=kind, attempts=attempts)
+            count += self.settle(connection, me=me, endings=some, kind=kind)
         return count
 
     def settle_done(
@@ -59,19 +55,20 @@ class Settling(EventLeases):
         connection: BaseDatabaseWrapper,
         *,
         me: str,
-        ids: Sequence[str],
+        leases: Leases,
         kind: LeaseKind = LeaseKind.ROW,
-        attempts: int | None = None,
     ) -> int:
-        """Mark rows DONE; return how many ``me`` still held. Repeating it changes nothing."""
-        one_of, given = self._one_of(ids)
-        fence, params = self._fence(connection, me, kind, attempts)
+        """Mark rows DONE; return how many ``me`` still held. Repeating it changes nothing.
+
+        One of these leases is enough for each row: whatever ran by an older one of its own is done.
+        """
+        held, params = self._held(connection, me, leases, kind)
         return self._run(
             connection,
             f"""UPDATE {self._event_by_id(connection)} SET status = 1, done_at = {self.now},
                 available_at = NULL, locked_by = NULL, locked_at = NULL
-            WHERE {one_of} AND {fence}""",
-            [*given, *params],
+            WHERE {held}""",
+            params,
         )
 
     def delete_done(
@@ -79,18 +76,16 @@ class Settling(EventLeases):
         connection: BaseDatabaseWrapper,
         *,
         me: str,
-        ids: Sequence[str],
+        leases: Leases,
         kind: LeaseKind = LeaseKind.ROW,
-        attempts: int | None = None,
     ) -> int:
         """Delete rows that are done; keep those with a unique key, which must stay reserved."""
-        one_of, given = self._one_of(ids)
-        fence, params = self._fence(connection, me, kind, attempts)
+        held, params = self._held(connection, me, leases, kind)
         return self._run(
             connection,
             f"""DELETE {self.deleted_by_id.format(self._event(connection))}
-            WHERE {one_of} AND {fence} AND unique_key IS NULL""",
-            [*given, *params],
+            WHERE {held} AND unique_key IS NULL""",
+            params,
         )
 
     @abstractmethod
@@ -99,30 +94,32 @@ class Settling(EventLeases):
         connection: BaseDatabaseWrapper,
         *,
         me: str,
-        decisions: Sequence[tuple[str, Decision]],
+        endings: Sequence[Ending],
         kind: LeaseKind = LeaseKind.ROW,
-        attempts: int | None = None,
     ) -> int:
-        """Write retries, deferrals and dead events; return how many rows ``me`` still held."""
+        """Write retries, deferrals and dead events; return how many rows ``me`` still held.
+
+        Each is written by its own lease, and once.
+        """
 
     def add_to_history(
         self,
         connection: BaseDatabaseWrapper,
         *,
         me: str,
-        ids: Sequence[str],
+        leases: Leases,
         entry: Entry,
         kind: LeaseKind = LeaseKind.ROW,
     ) -> int:
         """Add an entry to the history of rows; return how many ``me`` still held."""
-        (one_of, given), (fence, params) = self._one_of(ids), self._fence(connection, me, kind)
+        held, params = self._held(connection, me, leases, kind)
         longer = self.joined.format("SUBSTR(history, 1, LENGTH(history) - 1)", "%s")
         return self._run(
             connection,
             f"""UPDATE {self._event_by_id(connection)} SET
                 history = CASE WHEN history IS NULL THEN %s ELSE {longer} END
-            WHERE {one_of} AND {fence}""",
-            [*addition(entry), *given, *params],
+            WHERE {held}""",
+            [*addition(entry), *params],
         )
 
     @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -11,7 +11,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...conf import table_name
 from ...events import stored_instant
-from ..values import SQL, LeaseKind, to_database
+from ..values import PRIMARY_KEYS, SQL, LeaseKind, Leases, instant, marks, renewed_of, to_database
 
 
 class Statements(ABC):
@@ -80,26 +80,81 @@ class Statements(ABC):
         self,
         connection: BaseDatabaseWrapper,
         me: str,
+        leased_at: SQL,
         kind: LeaseKind = LeaseKind.ROW,
-        attempts: int | None = None,
         *,
         of: str = "",
-    ) -> tuple[str, list[Any]]:
-        """Return the condition that ``me`` owns an unsettled row, and its parameters.
+    ) -> SQL:
+        """Return the condition that ``me`` leases an unsettled row by the lease it was given.
 
-        A worker that has lost the lease changes nothing. With ``attempts``, a thread whose call was
-        given up changes nothing either. ``of`` is the event table's alias.
+        A worker that has lost a lease changes nothing, even if it has leased the row anew.
+        ``leased_at`` follows ``locked_at``; ``of`` is the event table's alias.
         """
-        event = of or self._event(connection)
-        fence = f"{event}.status IN (0, 2) AND {event}.locked_by = %s"
-        if (
-            kind is LeaseKind.STREAM
-        ):  # EXISTS, because a join would wait for streams that writers lock
-            fence = (
-                f"{event}.status IN (0, 2) AND EXISTS (SELECT 1 FROM {self._stream(connection)} "
-                f"owned WHERE owned.stream = {event}.stream AND owned.locked_by = %s"
+        event, (lease, params) = of or self._event(connection), leased_at
+        mine = "{0}.locked_by = %s AND {0}.locked_at " + lease
+        if kind is LeaseKind.STREAM:
+            # EXISTS, because a join would wait for streams that writers lock.
+            mine = (
+                f"EXISTS (SELECT 1 FROM {self._stream(connection)} owned "
+                f"WHERE owned.stream = {event}.stream AND {mine.format('owned')}"
                 f"{self.owned_by_key})"
             )
-        if attempts is None:
-            return fence, [me]
-        return f"{fence} AND {event}.attempts = %s", [me, attempts]
+        return f"{event}.status IN (0, 2) AND {mine.format(event)}", [me, *params]
+
+    def _held(
+        self,
+        connection: BaseDatabaseWrapper,
+        me: str,
+        leases: Leases,
+        kind: LeaseKind = LeaseKind.ROW,
+    ) -> SQL:
+        """Return the condition that rows are among these, and leased by these leases of ``me``."""
+        one_of, ids = self._one_of(leases)
+        fence, params = self._fence(connection, me, self._any_of(connection, leases), kind)
+        return f"{one_of} AND {fence}", [*ids, *params]
+
+    def _leased(self, connection: BaseDatabaseWrapper, table: str, me: str, leases: Leases) -> SQL:
+        """Return the condition that rows of a table are leased by these leases of ``me``."""
+        one_of, keys = self._one_of(leases, PRIMARY_KEYS[table])
+        leased_at, instants = self._any_of(connection, leases)
+        return f"{one_of} AND locked_by = %s AND locked_at {leased_at}", [*keys, me, *instants]
+
+    def _one_of(self, keys: Collection[str], column: str = "id") -> SQL:
+        """Return the condition that a row is one of these, and its parameters."""
+        return f"{column} IN ({marks(keys)})", [*keys]
+
+    def _any_of(self, connection: BaseDatabaseWrapper, leases: Leases) -> SQL:
+        """Return the condition on ``locked_at`` for any of these leases."""
+        instants = {instant(each, connection) for each in leases.values()}
+        return f"IN ({marks(instants)})", [*instants]
+
+    @abstractmethod
+    def _update_unlocked(
+        self, connection: BaseDatabaseWrapper, table: str, *, changes: SQL, where: SQL
+    ) -> int:
+        """Change the rows of a table by primary key, but not locked ones; return how many."""
+
+    def _renew(
+        self,
+        connection: BaseDatabaseWrapper,
+        table: str,
+        *,
+        due: str,
+        me: str,
+        leases: Leases,
+        lease: float,
+    ) -> tuple[set[str], set[str]]:
+        """Renew leases, whose due times are in the column ``due``; return (renewed, held)."""
+        mine, params = self._leased(connection, table, me, leases)
+        taken = self._update_unlocked(
+            connection, table, changes=(f"{due} = {self.now_plus}", [lease]), where=(mine, params)
+        )
+        if taken == len(leases):
+            return {*leases}, {*leases}
+        with connection.cursor() as cursor:
+            cursor.execute(
+                f"SELECT {PRIMARY_KEYS[table]}, {due} FROM {self._table(connection, table)} "
+                f"WHERE {mine}",
+                params,
+            )
+            return renewed_of(cursor.fetchall(), taken)

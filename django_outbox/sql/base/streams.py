@@ -12,18 +12,32 @@ from datetime import datetime
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ..values import SQL, Claimed, Release, StreamClaim, StreamQuery, StreamRows, marks
-from .statements import Statements
+from ...events import stored_instant
+from ..values import (
+    SQL,
+    Claimed,
+    LeaseKind,
+    Leases,
+    Release,
+    StreamClaim,
+    StreamQuery,
+    StreamRows,
+    marks,
+)
+from .claim import EventLeases
 
 
-class StreamLeases(Statements):
+class StreamLeases(EventLeases):
     @abstractmethod
     def claim_streams(self, connection: BaseDatabaseWrapper, claim: StreamClaim) -> Claimed:
-        """Lease due streams, oldest due first; return (name, previous owner, queue) of each."""
+        """Lease due streams, oldest due first.
+
+        Return the name, the previous owner, the queue and the instant of the lease of each.
+        """
 
     @abstractmethod
     def read_streams(self, connection: BaseDatabaseWrapper, read: StreamQuery) -> list[StreamRows]:
-        """Read those of ``read.keys`` that ``read.me`` holds, and their next events in order.
+        """Read those of ``read.streams`` that ``read.me`` holds, and their next events in order.
 
         A stream's version is never newer than its events. So an event written meanwhile makes the
         release fail, and the stream is read again.
@@ -40,54 +54,97 @@ class StreamLeases(Statements):
             AND u.status IN (0, 2) AND u.status IN (0, 2, 3)
             AND (u.available_at <= {self.now} OR u.locked_by IS NOT NULL))"""
 
-    @abstractmethod
     def next_retries(
         self, connection: BaseDatabaseWrapper, read: StreamQuery
     ) -> dict[str, datetime]:
-        """Return when the next failed event of each key is due, for keys that have one.
+        """Return when the next failed event of each stream is due, for those that have one.
 
         If dead events block a stream, failed events behind the first dead one do not count.
         """
+        event, (one_of, streams) = self._event(connection), self._one_of(read.streams, "stream")
+        # The index is partial: a query has to repeat its condition.
+        reachable = (
+            f"""AND NOT EXISTS (SELECT 1 FROM {event} dead WHERE dead.stream = {event}.stream
+                AND dead.seq < {event}.seq AND dead.status = 3 AND dead.status IN (0, 2, 3))"""
+        ) * read.dead_too
+        with connection.cursor() as cursor:
+            cursor.execute(
+                f"""SELECT stream, {self._in_utc("MIN(deliver_at)")}
+                FROM {self._events_in_order(connection)} WHERE {one_of}
+                AND status = 2 AND status IN (0, 2, 3) {reachable} GROUP BY stream""",
+                streams,
+            )
+            found = {row[0]: stored_instant(row[1]) for row in cursor.fetchall()}
+        return {stream: due for stream, due in found.items() if due is not None}
 
-    @abstractmethod
-    def note_starts(self, connection: BaseDatabaseWrapper, *, me: str, ids: Sequence[str]) -> int:
+    def note_starts(self, connection: BaseDatabaseWrapper, *, me: str, leases: Leases) -> int:
         """Count a rescue of events that are about to run; return how many ``me`` still holds."""
+        held, params = self._held(connection, me, leases, LeaseKind.STREAM)
+        sql = f"UPDATE {self._event_by_id(connection)} SET rescues = rescues + 1 WHERE {held}"
+        return self._run(connection, sql, params)
 
-    @abstractmethod
-    def take_back_starts(
-        self, connection: BaseDatabaseWrapper, *, me: str, ids: Sequence[str]
-    ) -> int:
+    def take_back_starts(self, connection: BaseDatabaseWrapper, *, me: str, leases: Leases) -> int:
         """Undo ``note_starts`` for events that were not started, or end with an orderly stop."""
+        held, params = self._held(connection, me, leases, LeaseKind.STREAM)
+        # No join: MariaDB would wait for streams that business transactions lock.
+        sql = f"UPDATE {self._event_by_id(connection)} SET rescues = rescues - 1 WHERE {held}"
+        return self._run(connection, f"{sql} AND rescues > 0", params)
 
-    @abstractmethod
     def renew_streams(
-        self, connection: BaseDatabaseWrapper, *, me: str, keys: Sequence[str], lease: float
+        self, connection: BaseDatabaseWrapper, *, me: str, leases: Leases, lease: float
     ) -> tuple[set[str], set[str]]:
         """Renew ``me``'s leases of these streams for ``lease`` seconds; return (renewed, held)."""
+        due = "due_at"
+        return self._renew(connection, "outbox_stream", due=due, me=me, leases=leases, lease=lease)
 
     @abstractmethod
     def release_streams(
         self, connection: BaseDatabaseWrapper, *, me: str, streams: Sequence[Release]
     ) -> set[str]:
-        """Release streams whose version and lease are those that were read; return their keys.
+        """Release streams whose version and lease are those that were read; return their names.
 
         It queries no events: the statement's snapshot of them may be older than the row's lock.
         """
 
-    @abstractmethod
     def hand_back_streams(
-        self, connection: BaseDatabaseWrapper, *, me: str, keys: Sequence[str], after: float | None
+        self, connection: BaseDatabaseWrapper, *, me: str, leases: Leases, after: float | None
     ) -> int:
         """Release streams whose events still run; return how many ``me`` held, if not locked.
 
         They are due ``after`` seconds from now; with None, when their leases would have ended.
         """
+        due, seconds = ("", []) if after is None else (f"due_at = {self.now_plus}, ", [after])
+        return self._update_unlocked(
+            connection,
+            "outbox_stream",
+            changes=(f"{due}locked_by = NULL, locked_at = {self.now}", [*seconds]),
+            where=self._leased(connection, "outbox_stream", me, leases),
+        )
 
-    @abstractmethod
     def move_streams(
         self, connection: BaseDatabaseWrapper, *, of: str, queue: str, limit: int
     ) -> int:
         """Move unlocked streams that are due from one queue to another; return how many."""
+        due, params = self._in_queue(of, column="due_at", until=(self.now, []))
+        with connection.cursor() as cursor:
+            cursor.execute(
+                f"SELECT stream FROM {self._streams_by_due(connection)} WHERE {due} "
+                f"ORDER BY {self.by_queue}due_at LIMIT %s",
+                [*params, limit],
+            )
+            one_of, streams = self._one_of([row[0] for row in cursor.fetchall()], "stream")
+        if not streams:
+            return 0
+        return self._update_unlocked(
+            connection,
+            "outbox_stream",
+            changes=("queue = %s", [queue]),
+            where=(f"{one_of} AND queue = %s AND due_at <= {self.now}", [*streams, of]),
+        )
+
+    def _events_in_order(self, connection: BaseDatabaseWrapper) -> str:
+        """Return the event table for a SELECT by stream, with an index hint if it needs one."""
+        return self._event(connection)
 
     def _branches_of_streams(
         self, connection: BaseDatabaseWrapper, claim: StreamClaim

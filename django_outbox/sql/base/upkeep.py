@@ -14,20 +14,13 @@ from typing import Any
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...events import stored_instant
-from ..values import DueRow, OpenBreaker, Pauses, marks, to_database
+from ..values import POSTPONED_FOR, PRIMARY_KEYS, DueRow, OpenBreaker, Pauses, to_database
 from .claim import EventLeases
 from .insert import Inserting
 from .transactions import single_transaction
 
-PRIMARY_KEYS = {
-    "outbox_event": "id",
-    "outbox_inbox": "id",
-    "outbox_statistics": "id",
-    "outbox_stream": "stream",
-}
 
-
-class Upkeep(Inserting, EventLeases):
+class Upkeep(EventLeases, Inserting):
     shared_lock = ""  # SQL that locks selected rows against changes, but not against each other
 
     # -- pauses ------------------------------------------------------------------------------------
@@ -87,9 +80,18 @@ class Upkeep(Inserting, EventLeases):
                 return 0, found
             return self._postpone(connection, ids, to_database(newest, connection)), found
 
-    @abstractmethod
     def _postpone(self, connection: BaseDatabaseWrapper, ids: Sequence[str], newest: Any) -> int:
         """Postpone unlocked rows that are due until ``newest``; return how many."""
+        one_of, given = self._one_of(ids)
+        since = f"COALESCE(locked_at, {self.now})"
+        later = f"available_at = {self.now_plus}, locked_by = NULL, locked_at = {since}"
+        return self._update_unlocked(
+            connection,
+            "outbox_event",
+            changes=(later, [POSTPONED_FOR]),
+            # A row that was claimed meanwhile is due later.
+            where=(f"{one_of} AND available_at <= %s", [*given, newest]),
+        )
 
     def seconds_to_pause_end(self, connection: BaseDatabaseWrapper) -> float | None:
         """Return the seconds until the first pause ends by itself; None if none does."""
@@ -168,9 +170,17 @@ class Upkeep(Inserting, EventLeases):
             == 1
         )
 
-    @abstractmethod
     def resume(self, connection: BaseDatabaseWrapper, *, ids: Sequence[str]) -> int:
         """Make postponed rows due now, as if for the first time; return how many."""
+        one_of, given = self._one_of(ids)
+        return self._run(
+            connection,
+            f"""UPDATE {self._event_by_id(connection)} SET
+                available_at = {self.now}, first_due_at = {self.now}, locked_at = NULL
+            WHERE {one_of} AND available_at > {self.now}
+            AND locked_by IS NULL AND locked_at IS NOT NULL""",
+            given,
+        )
 
     # -- named leases ------------------------------------------------------------------------------
 
@@ -219,9 +229,9 @@ class Upkeep(Inserting, EventLeases):
         """Delete rows that the caller has locked, by primary key; return how many."""
         if not ids:
             return 0
-        where = f"{PRIMARY_KEYS[table]} IN ({marks(ids)})"
+        where, given = self._one_of(ids, PRIMARY_KEYS[table])
         return self._run(
-            connection, f"DELETE FROM {self._table(connection, table)} WHERE {where}", ids
+            connection, f"DELETE FROM {self._table(connection, table)} WHERE {where}", given
         )
 
     # -- questions to the server -------------------------------------------------------------------

@@ -5,15 +5,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Collection, Sequence
-from datetime import datetime
 
 from django.db import OperationalError
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...conf import index_name
-from ...events import stored_instant
 from ..base.claim import EventLeases
 from ..values import (
+    PRIMARY_KEYS,
     QUEUE,
     SQL,
     Claim,
@@ -21,8 +20,8 @@ from ..values import (
     Row,
     Unclaimed,
     claimed,
+    instant,
     marks,
-    renewed_of,
     to_database,
 )
 
@@ -78,8 +77,8 @@ class MySQLEventLeases(EventLeases):
         if not rows:
             return []
         event, ids = self._event(connection), [row[0] for row in rows]
-        newest = stored_instant(max(row[-3] for row in rows))
-        assert newest is not None
+        newest, now = instant(max(row[-3] for row in rows), connection), rows[0][-1]
+        leased_at = instant(now, connection)
         try:
             taken = self._run(
                 connection,
@@ -88,10 +87,10 @@ class MySQLEventLeases(EventLeases):
                 f"""UPDATE {event} FORCE INDEX (PRIMARY) SET
                     rescues = rescues + CASE
                         WHEN locked_by IS NULL OR locked_by = %s THEN 0 ELSE 1 END,
-                    locked_by = %s, locked_at = {self.now}, available_at = {self.now_plus}
+                    locked_by = %s, locked_at = %s, available_at = {self.now_plus}
                 WHERE id IN ({marks(ids)}) AND available_at <= %s AND {claim.state.value}""",
                 # A row that was settled since the SELECT has a later due time, or none.
-                [claim.me, claim.me, claim.lease, *ids, to_database(newest, connection), claim.me],
+                [claim.me, claim.me, leased_at, claim.lease, *ids, newest, claim.me],
             )
         except OperationalError as error:  # it has changed nothing
             if error.args[0] not in NOT_LOCKED or connection.in_atomic_block:
@@ -105,97 +104,45 @@ class MySQLEventLeases(EventLeases):
         with connection.cursor() as cursor:
             cursor.execute(
                 f"""SELECT id FROM {event} WHERE id IN ({marks(ids)})
-                AND locked_by = %s AND available_at > {self.now}""",
-                [*ids, claim.me],
+                AND locked_by = %s AND locked_at = %s""",
+                [*ids, claim.me, leased_at],
             )
             mine = {row[0] for row in cursor.fetchall()}
         return [row for row in rows if row[0] in mine]
 
-    def renew(
-        self, connection: BaseDatabaseWrapper, *, me: str, ids: Sequence[str], lease: float
-    ) -> tuple[set[str], set[str]]:
-        event = self._event(connection)
-        mine, params = f"id IN ({marks(ids)}) AND locked_by = %s", [*ids, me]
-        taken = self._run(
+    def _update_unlocked(
+        self, connection: BaseDatabaseWrapper, table: str, *, changes: SQL, where: SQL
+    ) -> int:
+        name, key = self._table(connection, table), PRIMARY_KEYS[table]
+        return self._run(
             connection,
             # LIMIT keeps the locking subquery from being merged into the UPDATE, and STRAIGHT_JOIN
             # puts it first. Otherwise a small table may be scanned.
             f"""UPDATE (
-                SELECT id FROM {event} FORCE INDEX (PRIMARY)
-                WHERE {mine} AND available_at IS NOT NULL LIMIT %s{skip_locked(connection)}
-            ) unlocked STRAIGHT_JOIN {event} e FORCE INDEX (PRIMARY)
-                ON e.id = unlocked.id
-            SET e.available_at = {self.now_plus}""",
-            [*params, ALL, lease],
-        )
-        if taken == len(ids):
-            return set(ids), set(ids)
-        with connection.cursor() as cursor:
-            cursor.execute(f"SELECT id, available_at FROM {event} WHERE {mine}", params)
-            return renewed_of(cursor.fetchall(), taken)
-
-    def release(
-        self,
-        connection: BaseDatabaseWrapper,
-        *,
-        me: str,
-        ids: Collection[str],
-        after: float | None = 0.0,
-    ) -> int:
-        event = self._event(connection)
-        fence, params = self._fence(connection, me)
-        due, seconds = (
-            ("", []) if after is None else (f"e.available_at = {self.now_plus},", [after])
-        )
-        return self._run(
-            connection,
-            f"""UPDATE (
-                SELECT id FROM {event} FORCE INDEX (PRIMARY)
-                WHERE id IN ({marks(ids)}) AND {fence} LIMIT %s{skip_locked(connection)}
-            ) unlocked STRAIGHT_JOIN {event} e FORCE INDEX (PRIMARY)
-                ON e.id = unlocked.id
-            SET {due} e.locked_by = NULL, e.locked_at = NULL""",
-            [*ids, *params, ALL, *seconds],
+                SELECT {key} FROM {name} FORCE INDEX (PRIMARY)
+                WHERE {where[0]} LIMIT %s{skip_locked(connection)}
+            ) unlocked STRAIGHT_JOIN {name} e FORCE INDEX (PRIMARY) ON e.{key} = unlocked.{key}
+            SET {changes[0]}""",
+            [*where[1], ALL, *changes[1]],
         )
 
     def unclaim(self, connection: BaseDatabaseWrapper, *, me: str, due: Sequence[Unclaimed]) -> int:
-        event = self._event(connection)
-        fence, params = self._fence(connection, me)
         count = 0
         for start in range(0, len(due), self.rows_per_case):
             some = due[start : start + self.rows_per_case]
-            ids = [each.id for each in some]
+            case = "CASE e.id " + "WHEN %s THEN %s " * len(some) + "END"
             times = [(each.id, to_database(each.due_at, connection)) for each in some]
             queues = [(each.id, each.queue) for each in some]
-            count += self._run(
+            count += self._update_unlocked(
                 connection,
-                f"""UPDATE (
-                    SELECT id FROM {event} FORCE INDEX (PRIMARY)
-                    WHERE id IN ({marks(ids)}) AND {fence} LIMIT %s{skip_locked(connection)}
-                ) unlocked STRAIGHT_JOIN {event} e FORCE INDEX (PRIMARY)
-                    ON e.id = unlocked.id
-                SET e.available_at = CASE e.id {"WHEN %s THEN %s " * len(some)}END,
-                    e.queue = CASE e.id {"WHEN %s THEN %s " * len(some)}END,
-                    e.locked_by = NULL, e.locked_at = NULL""",
-                [*ids, *params, ALL, *(value for each in (*times, *queues) for value in each)],
+                "outbox_event",
+                changes=(
+                    f"available_at = {case}, queue = {case}, locked_by = NULL, locked_at = NULL",
+                    [value for each in (*times, *queues) for value in each],
+                ),
+                where=self._held(connection, me, {each.id: each.locked_at for each in some}),
             )
         return count
-
-    def move(
-        self, connection: BaseDatabaseWrapper, *, ids: Sequence[str], queue: str, newest: datetime
-    ) -> int:
-        event = self._event(connection)
-        return self._run(
-            connection,
-            f"""UPDATE (
-                SELECT id FROM {event} FORCE INDEX (PRIMARY)
-                WHERE id IN ({marks(ids)}) AND available_at <= %s
-                LIMIT %s{skip_locked(connection)}
-            ) unlocked STRAIGHT_JOIN {event} e FORCE INDEX (PRIMARY)
-                ON e.id = unlocked.id
-            SET e.queue = %s""",
-            [*ids, to_database(newest, connection), ALL, queue],
-        )
 
     def other_queues(self, connection: BaseDatabaseWrapper, *, known: Collection[str]) -> list[str]:
         # Finished rows are in the indexes too.

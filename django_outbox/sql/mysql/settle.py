@@ -9,9 +9,8 @@ from typing import Any
 from django.db import OperationalError, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ...listeners.outcomes import Decision
 from ..base.routes import Routing
-from ..values import LeaseKind, marks, plain
+from ..values import SETTLED, Ending, LeaseKind, marks, settle_values
 
 
 class MySQLSettling(Routing):
@@ -27,26 +26,23 @@ class MySQLSettling(Routing):
         connection: BaseDatabaseWrapper,
         *,
         me: str,
-        decisions: Sequence[tuple[str, Decision]],
+        endings: Sequence[Ending],
         kind: LeaseKind = LeaseKind.ROW,
-        attempts: int | None = None,
     ) -> int:
-        fence, params = self._fence(connection, me, kind, attempts)
-        ids = [row_id for row_id, _ in decisions]
-        case = "CASE id " + "WHEN %s THEN %s " * len(ids) + "END"
-        times = "CASE id " + f"WHEN %s THEN {self.now_plus} " * len(ids) + "END"
+        case = "CASE id " + "WHEN %s THEN %s " * len(endings) + "END"
+        times = "CASE id " + f"WHEN %s THEN {self.now_plus} " * len(endings) + "END"
         # By id: MariaDB's sql_mode decides if another assigned column has its old or new value.
-        ended = [row_id for row_id, decision in decisions if decision.delay is None]
+        ended = [each.id for each in endings if each.decision.delay is None]
         end = f"CASE WHEN id IN ({marks(ended)}) THEN {self.now} END" if ended else "NULL"
+        rows = [
+            dict(zip(SETTLED, settle_values(each, connection), strict=True)) for each in endings
+        ]
 
-        def each(*names: str) -> list[Any]:
-            return [
-                value
-                for name in names
-                for row_id, decision in decisions
-                for value in (row_id, plain(getattr(decision, name)))
-            ]
+        def each_of(*names: str) -> list[Any]:
+            return [value for name in names for row in rows for value in (row["id"], row[name])]
 
+        leased_at = f"= CAST({case} AS DATETIME(6))", each_of("locked_at")
+        fence, params = self._fence(connection, me, leased_at, kind)
         return self._run(
             connection,
             f"""UPDATE {self._event_by_id(connection)} SET
@@ -55,14 +51,13 @@ class MySQLSettling(Routing):
                 last_error = COALESCE({case}, last_error), cause = COALESCE({case}, cause),
                 history = COALESCE({case}, history), queue = COALESCE({case}, queue),
                 locked_by = NULL, locked_at = NULL
-            WHERE id IN ({marks(ids)}) AND attempts = COALESCE({case}, attempts)
-            AND {fence}""",
+            WHERE id IN ({marks(rows)}) AND attempts = {case} AND {fence}""",
             [
-                *each("status", "spent", "delay"),
+                *each_of("status", "spent", "delay"),
                 *ended,
-                *each("error", "cause", "history", "queue"),
-                *ids,
-                *each("attempts"),
+                *each_of("error", "cause", "history", "queue"),
+                *[row["id"] for row in rows],
+                *each_of("attempts"),
                 *params,
             ],
         )

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from typing import Any
 
 from django.db import IntegrityError
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...conf import index_name
-from ...events import stored_instant, unrouted
+from ...events import unrouted
 from ..base.insert import Inserting
 from ..base.sequence_numbers import (
     IF_IDLE,
@@ -23,17 +22,15 @@ from ..base.streams import StreamLeases
 from ..values import (
     KEYED,
     Claimed,
-    LeaseKind,
     Release,
     Row,
     StreamClaim,
     StreamQuery,
     StreamRows,
     claimed,
+    instant,
     marks,
     released_of,
-    renewed_of,
-    to_database,
 )
 from .claim import ALL, skip_locked, union
 
@@ -106,8 +103,8 @@ class MySQLStreams(StreamLeases, Inserting):
         if not rows:
             return Claimed([])
         rows.sort(key=lambda row: row[3])
-        keys, newest = [row[0] for row in rows], stored_instant(rows[-1][3])
-        assert newest is not None
+        keys, newest = [row[0] for row in rows], instant(rows[-1][3], connection)
+        leased_at = instant(rows[0][-1], connection)
         taken = self._run(
             connection,
             # A stream that was claimed since the SELECT is due later.
@@ -115,27 +112,27 @@ class MySQLStreams(StreamLeases, Inserting):
                 SELECT stream FROM {stream} FORCE INDEX (PRIMARY)
                 WHERE stream IN ({marks(keys)}) AND due_at <= %s LIMIT %s{skip_locked(connection)}
             ) unlocked STRAIGHT_JOIN {stream} s FORCE INDEX (PRIMARY) ON s.stream = unlocked.stream
-            SET s.due_at = {self.now_plus}, s.locked_by = %s, s.locked_at = {self.now}""",
-            [*keys, to_database(newest, connection), ALL, claim.lease, claim.me],
+            SET s.due_at = {self.now_plus}, s.locked_by = %s, s.locked_at = %s""",
+            [*keys, newest, ALL, claim.lease, claim.me, leased_at],
         )
         mine = set(keys)
         if taken < len(rows):
             with connection.cursor() as cursor:
                 cursor.execute(
                     f"""SELECT stream FROM {stream} WHERE stream IN ({marks(keys)})
-                    AND locked_by = %s AND due_at > {self.now}""",
-                    [*keys, claim.me],
+                    AND locked_by = %s AND locked_at = %s""",
+                    [*keys, claim.me, leased_at],
                 )
                 mine = {row[0] for row in cursor.fetchall()}
-        found = [row[:3] for row in rows if row[0] in mine]
+        found = [(*row[:3], leased_at) for row in rows if row[0] in mine]
         return claimed(found, seen=rows, branches=claim.branches, due=3, queue=2)
 
     def read_streams(self, connection: BaseDatabaseWrapper, read: StreamQuery) -> list[StreamRows]:
+        mine, params = self._leased(connection, "outbox_stream", read.me, read.streams)
         with connection.cursor() as cursor:
             cursor.execute(
-                f"""SELECT stream, seq, locked_at, {self.now} FROM {self._stream(connection)}
-                WHERE stream IN ({marks(read.keys)}) AND locked_by = %s""",
-                [*read.keys, read.me],
+                f"SELECT stream, seq, {self.now} FROM {self._stream(connection)} WHERE {mine}",
+                params,
             )
             found = [StreamRows(*row) for row in cursor.fetchall()]
         events = self._heads(connection, read, [each.name for each in found])
@@ -175,64 +172,6 @@ class MySQLStreams(StreamLeases, Inserting):
                     found.setdefault(row[KEYED.index("stream")], []).append(row)
         return found
 
-    def next_retries(
-        self, connection: BaseDatabaseWrapper, read: StreamQuery
-    ) -> dict[str, datetime]:
-        event = self._event(connection)
-        reachable = (
-            f"""AND NOT EXISTS (SELECT 1 FROM {event} dead WHERE dead.stream = {event}.stream
-                AND dead.seq < {event}.seq AND dead.status = 3)"""
-        ) * read.dead_too
-        with connection.cursor() as cursor:
-            cursor.execute(
-                f"""SELECT stream, MIN(deliver_at) FROM {self._events_in_order(connection)}
-                WHERE stream IN ({marks(read.keys)}) AND status = 2 {reachable} GROUP BY stream""",
-                [*read.keys],
-            )
-            found = {row[0]: stored_instant(row[1]) for row in cursor.fetchall()}
-        return {key: instant for key, instant in found.items() if instant is not None}
-
-    def note_starts(self, connection: BaseDatabaseWrapper, *, me: str, ids: Sequence[str]) -> int:
-        fence, params = self._fence(connection, me, LeaseKind.STREAM)
-        return self._run(
-            connection,
-            f"""UPDATE {self._event(connection)} FORCE INDEX (PRIMARY) SET rescues = rescues + 1
-            WHERE id IN ({marks(ids)}) AND {fence}""",
-            [*ids, *params],
-        )
-
-    def take_back_starts(
-        self, connection: BaseDatabaseWrapper, *, me: str, ids: Sequence[str]
-    ) -> int:
-        fence, params = self._fence(connection, me, LeaseKind.STREAM)
-        return self._run(
-            connection,
-            # No join: MariaDB would wait for streams that business transactions lock.
-            f"""UPDATE {self._event(connection)} FORCE INDEX (PRIMARY) SET rescues = rescues - 1
-            WHERE id IN ({marks(ids)}) AND rescues > 0 AND {fence}""",
-            [*ids, *params],
-        )
-
-    def renew_streams(
-        self, connection: BaseDatabaseWrapper, *, me: str, keys: Sequence[str], lease: float
-    ) -> tuple[set[str], set[str]]:
-        stream = self._stream(connection)
-        mine, params = f"stream IN ({marks(keys)}) AND locked_by = %s", [*keys, me]
-        taken = self._run(
-            connection,
-            f"""UPDATE (
-                SELECT stream FROM {stream} FORCE INDEX (PRIMARY)
-                WHERE {mine} LIMIT %s{skip_locked(connection)}
-            ) unlocked STRAIGHT_JOIN {stream} s FORCE INDEX (PRIMARY) ON s.stream = unlocked.stream
-            SET s.due_at = {self.now_plus}""",
-            [*params, ALL, lease],
-        )
-        if taken == len(keys):
-            return set(keys), set(keys)
-        with connection.cursor() as cursor:
-            cursor.execute(f"SELECT stream, due_at FROM {stream} WHERE {mine}", params)
-            return renewed_of(cursor.fetchall(), taken)
-
     def release_streams(
         self, connection: BaseDatabaseWrapper, *, me: str, streams: Sequence[Release]
     ) -> set[str]:
@@ -250,10 +189,10 @@ class MySQLStreams(StreamLeases, Inserting):
         if read := [each for each in streams if each.seq is not None]:
             mine += f" AND seq = CASE stream {'WHEN %s THEN %s ' * len(read)}ELSE seq END"
             params += [value for each in read for value in (each.name, each.seq)]
-        if read := [each for each in streams if each.locked_at is not None]:
-            leased = "WHEN %s THEN CAST(%s AS DATETIME(6)) " * len(read)
-            mine += f" AND locked_at = CASE stream {leased}ELSE locked_at END"
-            params += [value for each in read for value in (each.name, each.locked_at)]
+        mine += (
+            f" AND locked_at = CAST(CASE stream {'WHEN %s THEN %s ' * len(keys)}END AS DATETIME(6))"
+        )
+        params += [v for each in streams for v in (each.name, instant(each.locked_at, connection))]
         due = f"CASE s.stream {f'WHEN %s THEN {self.now_plus} ' * len(keys)}END"
         values: list[Any] = [value for each in streams for value in (each.name, each.delay)]
         queue = ""
@@ -275,36 +214,6 @@ class MySQLStreams(StreamLeases, Inserting):
             sql = f"SELECT stream, locked_by FROM {stream} WHERE stream IN ({marks(keys)})"
             cursor.execute(sql, keys)
             return released_of(cursor.fetchall(), me, taken)
-
-    def hand_back_streams(
-        self, connection: BaseDatabaseWrapper, *, me: str, keys: Sequence[str], after: float | None
-    ) -> int:
-        stream = self._stream(connection)
-        due, seconds = ("", []) if after is None else (f"s.due_at = {self.now_plus},", [after])
-        return self._run(
-            connection,
-            f"""UPDATE (
-                SELECT stream FROM {stream} FORCE INDEX (PRIMARY)
-                WHERE stream IN ({marks(keys)}) AND locked_by = %s LIMIT %s{skip_locked(connection)}
-            ) unlocked STRAIGHT_JOIN {stream} s FORCE INDEX (PRIMARY) ON s.stream = unlocked.stream
-            SET {due} s.locked_by = NULL, s.locked_at = {self.now}""",
-            [*keys, me, ALL, *seconds],
-        )
-
-    def move_streams(
-        self, connection: BaseDatabaseWrapper, *, of: str, queue: str, limit: int
-    ) -> int:
-        stream = self._stream(connection)
-        due, params = self._in_queue(of, column="due_at", until=(self.now, []))
-        return self._run(
-            connection,
-            f"""UPDATE (
-                SELECT stream FROM {self._streams_by_due(connection)} WHERE {due}
-                ORDER BY due_at LIMIT %s{skip_locked(connection)}
-            ) unlocked STRAIGHT_JOIN {stream} s FORCE INDEX (PRIMARY) ON s.stream = unlocked.stream
-            SET s.queue = %s""",
-            [*params, limit, queue],
-        )
 
     def _events_in_order(self, connection: BaseDatabaseWrapper) -> str:
         # For a key with half of all rows, the optimizer would scan and sort them despite LIMIT.

@@ -12,9 +12,8 @@ from django.db.models.expressions import RawSQL
 
 from ...conf import index_name, table_name
 from ..base.inspection import Inspection, condition
-from ..base.upkeep import PRIMARY_KEYS, Upkeep
-from ..values import POSTPONED_FOR, marks
-from .claim import ALL, skip_locked
+from ..base.upkeep import Upkeep
+from ..values import PRIMARY_KEYS, marks
 
 ALWAYS = {
     "outbox_event": "status >= 0",
@@ -29,32 +28,6 @@ IDLE = 10  # seconds that a transaction of an engine thread may be idle
 
 class MySQLUpkeep(Upkeep, Inspection):
     shared_lock = " LOCK IN SHARE MODE"  # MySQL 8 knows FOR SHARE, MariaDB does not
-
-    def _postpone(self, connection: BaseDatabaseWrapper, ids: Sequence[str], newest: Any) -> int:
-        event = self._event(connection)
-        return self._run(
-            connection,
-            # A row that was claimed meanwhile is due later.
-            f"""UPDATE (
-                SELECT id FROM {event} FORCE INDEX (PRIMARY)
-                WHERE id IN ({marks(ids)}) AND available_at <= %s
-                LIMIT %s{skip_locked(connection)}
-            ) unlocked STRAIGHT_JOIN {event} e FORCE INDEX (PRIMARY)
-                ON e.id = unlocked.id
-            SET e.available_at = {self.now_plus}, e.locked_by = NULL,
-                e.locked_at = COALESCE(e.locked_at, {self.now})""",
-            [*ids, newest, ALL, POSTPONED_FOR],
-        )
-
-    def resume(self, connection: BaseDatabaseWrapper, *, ids: Sequence[str]) -> int:
-        return self._run(
-            connection,
-            f"""UPDATE {self._event(connection)} FORCE INDEX (PRIMARY) SET
-                available_at = {self.now}, first_due_at = {self.now}, locked_at = NULL
-            WHERE id IN ({marks(ids)}) AND available_at > {self.now}
-            AND locked_by IS NULL AND locked_at IS NOT NULL""",
-            [*ids],
-        )
 
     def delete(self, connection: BaseDatabaseWrapper, table: str, *, ids: Sequence[Any]) -> int:
         name = self._table(connection, table)

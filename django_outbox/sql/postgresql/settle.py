@@ -10,11 +10,11 @@ from weakref import WeakSet
 from django.db import transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ...listeners.outcomes import Decision
 from ..base.routes import Routing
-from ..values import SETTLED, LeaseKind, settle_values
+from ..values import SETTLED, Ending, LeaseKind, settle_values
 
-TYPES = ("text", "smallint", "int", "float8", *["text"] * 4, "int")  # of ``SETTLED``
+# Of ``SETTLED``.
+TYPES = (*("text", "timestamptz", "int"), *("smallint", "int", "float8"), *["text"] * 4)
 
 
 class PostgresSettling(Routing):
@@ -26,12 +26,11 @@ class PostgresSettling(Routing):
         connection: BaseDatabaseWrapper,
         *,
         me: str,
-        decisions: Sequence[tuple[str, Decision]],
+        endings: Sequence[Ending],
         kind: LeaseKind = LeaseKind.ROW,
-        attempts: int | None = None,
     ) -> int:
-        fence, params = self._fence(connection, me, kind, attempts, of="e")
-        rows = ", ".join([f"({', '.join(f'%s::{each}' for each in TYPES)})"] * len(decisions))
+        fence, params = self._fence(connection, me, ("= v.locked_at", []), kind, of="e")
+        rows = ", ".join([f"({', '.join(f'%s::{each}' for each in TYPES)})"] * len(endings))
         return self._run(
             connection,
             f"""WITH v ({", ".join(SETTLED)}) AS (VALUES {rows})
@@ -42,9 +41,8 @@ class PostgresSettling(Routing):
                 last_error = COALESCE(v.error, e.last_error), cause = COALESCE(v.cause, e.cause),
                 history = COALESCE(v.history, e.history), queue = COALESCE(v.queue, e.queue),
                 locked_by = NULL, locked_at = NULL
-            FROM v WHERE e.id = v.id
-            AND e.attempts = COALESCE(v.attempts, e.attempts) AND {fence}""",
-            [value for each in decisions for value in settle_values(*each)] + params,
+            FROM v WHERE e.id = v.id AND e.attempts = v.attempts AND {fence}""",
+            [value for each in endings for value in settle_values(each, connection)] + params,
         )
 
     @contextmanager

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
-from typing import Any
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...conf import CENTURY
-from ...events import UNROUTED_LANE, stored_instant
+from ...events import UNROUTED_LANE
 from ..base.insert import Inserting, Written, lane_places, own_places
 from ..base.sequence_numbers import Places, due_of_followers
 from ..base.streams import StreamLeases
@@ -18,13 +16,12 @@ from ..values import (
     KEYED,
     SQL,
     Claimed,
-    LeaseKind,
     Release,
     StreamClaim,
     StreamQuery,
     StreamRows,
     claimed,
-    renewed_of,
+    instant,
 )
 from .claim import as_table, lease_chosen, utc
 
@@ -77,7 +74,7 @@ class PostgresStreams(StreamLeases, Inserting):
                 {utc("e.locked_at")}""",
         )
         rows.sort(key=lambda row: row[3])
-        found = [row[:3] for row in rows]
+        found = [(*row[:3], row[4]) for row in rows]
         return claimed(found, seen=rows, branches=claim.branches, due=3, queue=2)
 
     def read_streams(self, connection: BaseDatabaseWrapper, read: StreamQuery) -> list[StreamRows]:
@@ -86,82 +83,26 @@ class PostgresStreams(StreamLeases, Inserting):
         due = f" AND (status <> 2 OR deliver_at <= {self.now})" if read.only_due_retries else ""
         columns = ", ".join(utc(f"e.{name}") if name in INSTANTS else f"e.{name}" for name in KEYED)
         until = self._routed_until(connection, f"'{UNROUTED_LANE}:' || s.key")
+        leased_at, instants = self._any_of(connection, read.streams)
         with connection.cursor() as cursor:
             cursor.execute(
-                f"""SELECT s.stream, s.seq, s.locked_at, {utc(self.now)}, {columns}, e.routed_until
+                f"""SELECT s.stream, s.seq, {utc(self.now)}, {columns}, e.routed_until
                 FROM {self._stream(connection)} s LEFT JOIN LATERAL (
                     SELECT {", ".join(KEYED)}, {until} AS routed_until
                     FROM {self._event(connection)} e
                     WHERE e.stream = s.stream AND status IN {statuses}{due} ORDER BY e.seq LIMIT %s
                 ) e ON true
-                WHERE s.stream = ANY(%s) AND s.locked_by = %s ORDER BY s.stream, e.seq""",
-                [read.limit, [*read.keys], read.me],
+                WHERE s.stream = ANY(%s) AND s.locked_by = %s AND s.locked_at {leased_at}
+                ORDER BY s.stream, e.seq""",
+                [read.limit, [*read.streams], read.me, *instants],
             )
             rows = cursor.fetchall()
         found: dict[str, StreamRows] = {}
-        for key, seq, locked_at, now, *row in rows:
-            stream = found.setdefault(key, StreamRows(key, seq, locked_at, now))
+        for name, seq, now, *row in rows:
+            stream = found.setdefault(name, StreamRows(name, seq, now))
             if row[0] is not None:
                 stream.rows.append(tuple(row))
         return [*found.values()]
-
-    def next_retries(
-        self, connection: BaseDatabaseWrapper, read: StreamQuery
-    ) -> dict[str, datetime]:
-        event = self._event(connection)
-        # The index is partial: a query has to repeat its condition.
-        reachable = (
-            f"""AND NOT EXISTS (SELECT 1 FROM {event} dead WHERE dead.stream = e.stream
-                AND dead.seq < e.seq AND dead.status = 3 AND dead.status IN (0, 2, 3))"""
-        ) * read.dead_too
-        with connection.cursor() as cursor:
-            cursor.execute(
-                f"""SELECT stream, {utc("MIN(deliver_at)")} FROM {event} e WHERE stream = ANY(%s)
-                AND status = 2 AND status IN (0, 2, 3) {reachable} GROUP BY stream""",
-                [[*read.keys]],
-            )
-            found = {row[0]: stored_instant(row[1]) for row in cursor.fetchall()}
-        return {key: instant for key, instant in found.items() if instant is not None}
-
-    def note_starts(self, connection: BaseDatabaseWrapper, *, me: str, ids: Sequence[str]) -> int:
-        fence, params = self._fence(connection, me, LeaseKind.STREAM)
-        return self._run(
-            connection,
-            f"""UPDATE {self._event(connection)} SET rescues = rescues + 1
-            WHERE id = ANY(%s) AND {fence}""",
-            [[*ids], *params],
-        )
-
-    def take_back_starts(
-        self, connection: BaseDatabaseWrapper, *, me: str, ids: Sequence[str]
-    ) -> int:
-        fence, params = self._fence(connection, me, LeaseKind.STREAM)
-        return self._run(
-            connection,
-            f"""UPDATE {self._event(connection)} SET rescues = rescues - 1
-            WHERE id = ANY(%s) AND rescues > 0 AND {fence}""",
-            [[*ids], *params],
-        )
-
-    def renew_streams(
-        self, connection: BaseDatabaseWrapper, *, me: str, keys: Sequence[str], lease: float
-    ) -> tuple[set[str], set[str]]:
-        stream = self._stream(connection)
-        mine = "stream = ANY(%s) AND locked_by = %s"
-        params: list[Any] = [[*keys], me]
-        taken = self._run(
-            connection,
-            f"""WITH unlocked AS MATERIALIZED (
-                SELECT stream FROM {stream} WHERE {mine} FOR UPDATE SKIP LOCKED)
-            UPDATE {stream} s SET due_at = {self.now_plus}
-            FROM unlocked WHERE s.stream = unlocked.stream""",
-            [*params, lease],
-        )
-        if taken == len(keys):
-            return set(keys), set(keys)
-        with connection.cursor() as cursor:
-            cursor.execute(f"SELECT stream, due_at FROM {stream} WHERE {mine}", params)
-            return renewed_of(cursor.fetchall(), taken)
 
     def release_streams(
         self, connection: BaseDatabaseWrapper, *, me: str, streams: Sequence[Release]
@@ -175,13 +116,12 @@ class PostgresStreams(StreamLeases, Inserting):
             cursor.execute(
                 f"""WITH given AS MATERIALIZED (
                     SELECT mine.stream, NULLIF(v.delay, -1) AS delay, NULLIF(v.queue, '') AS queue
-                    FROM unnest(%s::text[], %s::bigint[], %s::text[], %s::float8[],
-                        %s::text[]) v (stream, seq, locked_at, delay, queue),
+                    FROM unnest(%s::text[], %s::bigint[], %s::timestamptz[],
+                        %s::float8[], %s::text[]) v (stream, seq, locked_at, delay, queue),
                     LATERAL (
                         SELECT s.stream FROM {stream} s WHERE s.stream = v.stream
-                        AND s.seq = COALESCE(NULLIF(v.seq, -1), s.seq) AND s.locked_by = %s
-                        AND s.locked_at =
-                            COALESCE(NULLIF(v.locked_at, '')::timestamptz, s.locked_at)
+                        AND s.seq = COALESCE(NULLIF(v.seq, -1), s.seq)
+                        AND s.locked_by = %s AND s.locked_at = v.locked_at
                         FOR UPDATE SKIP LOCKED) mine)
                 UPDATE {stream} s SET due_at = {self.now} + given.delay * interval '1 second',
                     queue = COALESCE(given.queue, s.queue),
@@ -190,39 +130,10 @@ class PostgresStreams(StreamLeases, Inserting):
                 [
                     [each.name for each in streams],
                     [-1 if each.seq is None else each.seq for each in streams],
-                    [str(each.locked_at or "") for each in streams],
+                    [instant(each.locked_at, connection) for each in streams],
                     [-1.0 if each.delay is None else each.delay for each in streams],
                     [each.queue or "" for each in streams],
                     me,
                 ],
             )
             return {row[0] for row in cursor.fetchall()}
-
-    def hand_back_streams(
-        self, connection: BaseDatabaseWrapper, *, me: str, keys: Sequence[str], after: float | None
-    ) -> int:
-        stream = self._stream(connection)
-        due, seconds = ("", []) if after is None else (f"due_at = {self.now_plus},", [after])
-        return self._run(
-            connection,
-            f"""WITH unlocked AS MATERIALIZED (
-                SELECT stream FROM {stream} WHERE stream = ANY(%s) AND locked_by = %s
-                FOR UPDATE SKIP LOCKED)
-            UPDATE {stream} s SET {due} locked_by = NULL, locked_at = {self.now}
-            FROM unlocked WHERE s.stream = unlocked.stream""",
-            [[*keys], me, *seconds],
-        )
-
-    def move_streams(
-        self, connection: BaseDatabaseWrapper, *, of: str, queue: str, limit: int
-    ) -> int:
-        stream = self._stream(connection)
-        due, params = self._in_queue(of, column="due_at", until=(self.now, []))
-        return self._run(
-            connection,
-            f"""WITH unlocked AS MATERIALIZED (
-                SELECT stream FROM {stream} WHERE {due}
-                ORDER BY queue, due_at LIMIT %s FOR UPDATE SKIP LOCKED)
-            UPDATE {stream} s SET queue = %s FROM unlocked WHERE s.stream = unlocked.stream""",
-            [*params, limit, queue],
-        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,8 +10,7 @@ from django.db import transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..base.transactions import single_transaction
-from ..base.upkeep import PRIMARY_KEYS, Upkeep
-from ..values import POSTPONED_FOR
+from ..base.upkeep import Upkeep
 
 WAITED = ("55P03", "57014")  # errors: lock_timeout, and statement_timeout, which may be shorter
 PREPARE_AFTER = 3  # executions before a statement is prepared
@@ -28,34 +27,6 @@ PLANS = (
 
 class PostgresUpkeep(Upkeep):
     shared_lock = " FOR SHARE"
-
-    def _postpone(self, connection: BaseDatabaseWrapper, ids: Sequence[str], newest: Any) -> int:
-        event = self._event(connection)
-        return self._run(
-            connection,
-            # A row that was claimed meanwhile is due later.
-            f"""WITH unlocked AS MATERIALIZED (
-                SELECT id FROM {event} WHERE id = ANY(%s) AND available_at <= %s
-                FOR UPDATE SKIP LOCKED)
-            UPDATE {event} e SET available_at = {self.now_plus}, locked_by = NULL,
-                locked_at = COALESCE(locked_at, {self.now})
-            FROM unlocked WHERE e.id = unlocked.id""",
-            [[*ids], newest, POSTPONED_FOR],
-        )
-
-    def resume(self, connection: BaseDatabaseWrapper, *, ids: Sequence[str]) -> int:
-        return self._run(
-            connection,
-            f"""UPDATE {self._event(connection)} SET
-                available_at = {self.now}, first_due_at = {self.now}, locked_at = NULL
-            WHERE id = ANY(%s) AND available_at > {self.now}
-            AND locked_by IS NULL AND locked_at IS NOT NULL""",
-            [[*ids]],
-        )
-
-    def delete(self, connection: BaseDatabaseWrapper, table: str, *, ids: Sequence[Any]) -> int:
-        name, key = self._table(connection, table), PRIMARY_KEYS[table]
-        return self._run(connection, f"DELETE FROM {name} WHERE {key} = ANY(%s)", [[*ids]])
 
     @contextmanager
     def time_limit(self, connection: BaseDatabaseWrapper, seconds: float) -> Iterator[None]:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
-from datetime import datetime
+from collections.abc import Sequence
 from itertools import chain
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ...events import stored_instant
 from ..base.claim import EventLeases
 from ..values import (
     INSTANTS,
@@ -20,8 +18,8 @@ from ..values import (
     Row,
     Unclaimed,
     claimed,
+    instant,
     marks,
-    renewed_of,
     to_database,
 )
 
@@ -73,8 +71,7 @@ class SQLiteEventLeases(EventLeases):
             by_attempts.setdefault(row[1], []).append(row[0])
         as_seen = [f"id IN ({marks(each)}) AND attempts = %s" for each in by_attempts.values()]
         seen = [value for spent, each in by_attempts.items() for value in (*each, spent)]
-        newest = stored_instant(max(row[-3] for row in rows))
-        assert newest is not None
+        newest, leased_at = instant(max(row[-3] for row in rows), connection), rows[0][-1]
         taken = self._run(
             connection,
             # A row that was settled since the SELECT has a later due time, or none; or another
@@ -82,59 +79,34 @@ class SQLiteEventLeases(EventLeases):
             # the rows of all queues by an index of due times.
             f"""UPDATE {event} SET
                 rescues = rescues + CASE WHEN locked_by IS NULL OR locked_by = %s THEN 0 ELSE 1 END,
-                locked_by = %s, locked_at = {self.now}, available_at = {self.now_plus}
+                locked_by = %s, locked_at = %s, available_at = {self.now_plus}
             WHERE ({" OR ".join(as_seen)}) AND +available_at <= %s AND {claim.state.value}""",
-            [me, me, claim.lease, *seen, to_database(newest, connection), me],
+            [me, me, leased_at, claim.lease, *seen, newest, me],
         )
         if taken < len(rows):
             logger.debug("others were faster rows=%d taken=%d", len(rows), taken)
             with connection.cursor() as cursor:
                 cursor.execute(
                     f"""SELECT id FROM {event} WHERE id IN ({marks(ids)})
-                    AND locked_by = %s AND available_at > {self.now}""",
-                    [*ids, me],
+                    AND locked_by = %s AND locked_at = %s""",
+                    [*ids, me, leased_at],
                 )
                 mine = {row[0] for row in cursor.fetchall()}
             rows = [row for row in rows if row[0] in mine]
-        # Each with the rescue that the UPDATE counted.
-        return [(*row[:2], row[2] + (row[-2] not in (None, me)), *row[3:]) for row in rows]
+        # Each with the rescue that the UPDATE counted, and the instant of its lease.
+        return [
+            (*row[:2], row[2] + (row[-2] not in (None, me)), *row[3:-1], leased_at) for row in rows
+        ]
 
-    def renew(
-        self, connection: BaseDatabaseWrapper, *, me: str, ids: Sequence[str], lease: float
-    ) -> tuple[set[str], set[str]]:
-        event = self._event(connection)
-        mine, params = f"id IN ({marks(ids)}) AND locked_by = %s", [*ids, me]
-        taken = self._run(
-            connection,
-            f"UPDATE {event} SET available_at = {self.now_plus} "
-            f"WHERE {mine} AND available_at IS NOT NULL",
-            [lease, *params],
-        )
-        if taken == len(ids):
-            return set(ids), set(ids)
-        with connection.cursor() as cursor:
-            cursor.execute(f"SELECT id, available_at FROM {event} WHERE {mine}", params)
-            return renewed_of(cursor.fetchall(), taken)
-
-    def release(
-        self,
-        connection: BaseDatabaseWrapper,
-        *,
-        me: str,
-        ids: Collection[str],
-        after: float | None = 0.0,
+    def _update_unlocked(
+        self, connection: BaseDatabaseWrapper, table: str, *, changes: SQL, where: SQL
     ) -> int:
-        fence, params = self._fence(connection, me)
-        due, seconds = ("", []) if after is None else (f"available_at = {self.now_plus},", [after])
-        return self._run(
-            connection,
-            f"""UPDATE {self._event(connection)} SET {due} locked_by = NULL, locked_at = NULL
-            WHERE id IN ({marks(ids)}) AND {fence}""",
-            [*seconds, *ids, *params],
-        )
+        sql = f"UPDATE {self._table(connection, table)} SET {changes[0]} WHERE {where[0]}"
+        return self._run(connection, sql, [*changes[1], *where[1]])
 
     def unclaim(self, connection: BaseDatabaseWrapper, *, me: str, due: Sequence[Unclaimed]) -> int:
-        fence, params = self._fence(connection, me, of="e")
+        leased_at = self._any_of(connection, {each.id: each.locked_at for each in due})
+        fence, params = self._fence(connection, me, leased_at, of="e")
         given = [(each.id, to_database(each.due_at, connection), each.queue) for each in due]
         return self._run(
             connection,
@@ -143,16 +115,6 @@ class SQLiteEventLeases(EventLeases):
             FROM (VALUES {", ".join(["(%s, %s, %s)"] * len(due))}) AS v
             WHERE e.id = v.column1 AND {fence}""",
             [*(value for each in given for value in each), *params],
-        )
-
-    def move(
-        self, connection: BaseDatabaseWrapper, *, ids: Sequence[str], queue: str, newest: datetime
-    ) -> int:
-        return self._run(
-            connection,
-            f"""UPDATE {self._event(connection)} SET queue = %s
-            WHERE id IN ({marks(ids)}) AND available_at <= %s""",
-            [queue, *ids, to_database(newest, connection)],
         )
 
 

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ...listeners.outcomes import Decision
 from ..base.routes import Routing
-from ..values import SETTLED, LeaseKind, marks, settle_values
+from ..values import SETTLED, Ending, LeaseKind, marks, settle_values
 
 
 class SQLiteSettling(Routing):
@@ -19,12 +18,11 @@ class SQLiteSettling(Routing):
         connection: BaseDatabaseWrapper,
         *,
         me: str,
-        decisions: Sequence[tuple[str, Decision]],
+        endings: Sequence[Ending],
         kind: LeaseKind = LeaseKind.ROW,
-        attempts: int | None = None,
     ) -> int:
-        fence, params = self._fence(connection, me, kind, attempts, of="e")
-        rows = ", ".join([f"({marks(SETTLED)})"] * len(decisions))
+        fence, params = self._fence(connection, me, ("= v.locked_at", []), kind, of="e")
+        rows = ", ".join([f"({marks(SETTLED)})"] * len(endings))
         columns = ", ".join(f"column{n} AS {name}" for n, name in enumerate(SETTLED, 1))
         due = self.now_plus.replace("%s", "v.delay")
         return self._run(
@@ -39,7 +37,6 @@ class SQLiteSettling(Routing):
                 locked_by = NULL, locked_at = NULL
             FROM (
                 SELECT {columns} FROM (VALUES {rows})) AS v
-            WHERE e.id = v.id
-            AND e.attempts = COALESCE(v.attempts, e.attempts) AND {fence}""",
-            [value for each in decisions for value in settle_values(*each)] + params,
+            WHERE e.id = v.id AND e.attempts = v.attempts AND {fence}""",
+            [value for each in endings for value in settle_values(each, connection)] + params,
         )

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Any
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ...events import stored_instant, unrouted
+from ...events import unrouted
 from ..base.streams import StreamLeases
 from ..values import (
     KEYED,
     Claimed,
-    LeaseKind,
     Release,
     Row,
     StreamClaim,
     StreamQuery,
     StreamRows,
     claimed,
+    instant,
     marks,
     released_of,
-    renewed_of,
-    to_database,
 )
 from .claim import union
 
@@ -43,33 +40,33 @@ class SQLiteStreams(StreamLeases):
         if not rows:
             return Claimed([])
         rows.sort(key=lambda row: row[3])
-        keys, newest = [row[0] for row in rows], stored_instant(rows[-1][3])
-        assert newest is not None
+        keys, newest = [row[0] for row in rows], instant(rows[-1][3], connection)
+        leased_at = rows[0][-1]
         taken = self._run(
             connection,
             # A stream that was claimed since the SELECT is due later. The plus as for events.
-            f"""UPDATE {stream} SET due_at = {self.now_plus}, locked_by = %s, locked_at = {self.now}
+            f"""UPDATE {stream} SET due_at = {self.now_plus}, locked_by = %s, locked_at = %s
             WHERE stream IN ({marks(keys)}) AND +due_at <= %s""",
-            [claim.lease, claim.me, *keys, to_database(newest, connection)],
+            [claim.lease, claim.me, leased_at, *keys, newest],
         )
         mine = set(keys)
         if taken < len(rows):
             with connection.cursor() as cursor:
                 cursor.execute(
                     f"""SELECT stream FROM {stream} WHERE stream IN ({marks(keys)})
-                    AND locked_by = %s AND due_at > {self.now}""",
-                    [*keys, claim.me],
+                    AND locked_by = %s AND locked_at = %s""",
+                    [*keys, claim.me, leased_at],
                 )
                 mine = {row[0] for row in cursor.fetchall()}
-        found = [row[:3] for row in rows if row[0] in mine]
+        found = [(*row[:3], leased_at) for row in rows if row[0] in mine]
         return claimed(found, seen=rows, branches=claim.branches, due=3, queue=2)
 
     def read_streams(self, connection: BaseDatabaseWrapper, read: StreamQuery) -> list[StreamRows]:
+        mine, params = self._leased(connection, "outbox_stream", read.me, read.streams)
         with connection.cursor() as cursor:
             cursor.execute(
-                f"""SELECT stream, seq, +locked_at, {self.now} FROM {self._stream(connection)}
-                WHERE stream IN ({marks(read.keys)}) AND locked_by = %s""",
-                [*read.keys, read.me],
+                f"SELECT stream, seq, {self.now} FROM {self._stream(connection)} WHERE {mine}",
+                params,
             )
             found = [StreamRows(*row) for row in cursor.fetchall()]
         statuses = "status IN (0, 2) AND " * (not read.dead_too)
@@ -90,61 +87,6 @@ class SQLiteStreams(StreamLeases):
                 for row in sorted(cursor.fetchall(), key=lambda row: row[KEYED.index("seq")]):
                     some[row[KEYED.index("stream")]].rows.append(row)
         return found
-
-    def next_retries(
-        self, connection: BaseDatabaseWrapper, read: StreamQuery
-    ) -> dict[str, datetime]:
-        event = self._event(connection)
-        # The index is partial: a query has to repeat its condition.
-        reachable = (
-            f"""AND NOT EXISTS (SELECT 1 FROM {event} dead WHERE dead.stream = e.stream
-                AND dead.seq < e.seq AND dead.status = 3 AND dead.status IN (0, 2, 3))"""
-        ) * read.dead_too
-        with connection.cursor() as cursor:
-            cursor.execute(
-                f"""SELECT stream, MIN(deliver_at) FROM {event} e
-                WHERE stream IN ({marks(read.keys)}) AND status = 2 AND status IN (0, 2, 3)
-                {reachable} GROUP BY stream""",
-                [*read.keys],
-            )
-            found = {row[0]: stored_instant(row[1]) for row in cursor.fetchall()}
-        return {key: instant for key, instant in found.items() if instant is not None}
-
-    def note_starts(self, connection: BaseDatabaseWrapper, *, me: str, ids: Sequence[str]) -> int:
-        fence, params = self._fence(connection, me, LeaseKind.STREAM)
-        return self._run(
-            connection,
-            f"""UPDATE {self._event(connection)} SET rescues = rescues + 1
-            WHERE id IN ({marks(ids)}) AND {fence}""",
-            [*ids, *params],
-        )
-
-    def take_back_starts(
-        self, connection: BaseDatabaseWrapper, *, me: str, ids: Sequence[str]
-    ) -> int:
-        fence, params = self._fence(connection, me, LeaseKind.STREAM)
-        return self._run(
-            connection,
-            f"""UPDATE {self._event(connection)} SET rescues = rescues - 1
-            WHERE id IN ({marks(ids)}) AND rescues > 0 AND {fence}""",
-            [*ids, *params],
-        )
-
-    def renew_streams(
-        self, connection: BaseDatabaseWrapper, *, me: str, keys: Sequence[str], lease: float
-    ) -> tuple[set[str], set[str]]:
-        stream = self._stream(connection)
-        mine, params = f"stream IN ({marks(keys)}) AND locked_by = %s", [*keys, me]
-        taken = self._run(
-            connection,
-            f"UPDATE {stream} SET due_at = {self.now_plus} WHERE {mine}",
-            [lease, *params],
-        )
-        if taken == len(keys):
-            return set(keys), set(keys)
-        with connection.cursor() as cursor:
-            cursor.execute(f"SELECT stream, due_at FROM {stream} WHERE {mine}", params)
-            return renewed_of(cursor.fetchall(), taken)
 
     def release_streams(
         self, connection: BaseDatabaseWrapper, *, me: str, streams: Sequence[Release]
@@ -167,11 +109,8 @@ class SQLiteStreams(StreamLeases):
         if read := [each for each in streams if each.seq is not None]:
             same = f"AND seq = CASE stream {'WHEN %s THEN %s ' * len(read)}ELSE seq END"
             params += [value for each in read for value in (each.name, each.seq)]
-        if read := [each for each in streams if each.locked_at is not None]:
-            same += (
-                f" AND locked_at = CASE stream {'WHEN %s THEN %s ' * len(read)}ELSE locked_at END"
-            )
-            params += [value for each in read for value in (each.name, each.locked_at)]
+        same += f" AND locked_at = CASE stream {'WHEN %s THEN %s ' * len(keys)}END"
+        params += [v for each in streams for v in (each.name, instant(each.locked_at, connection))]
         taken = self._run(
             connection,
             f"""UPDATE {stream} SET
@@ -186,28 +125,3 @@ class SQLiteStreams(StreamLeases):
             sql = f"SELECT stream, locked_by FROM {stream} WHERE stream IN ({marks(keys)})"
             cursor.execute(sql, keys)
             return released_of(cursor.fetchall(), me, taken)
-
-    def hand_back_streams(
-        self, connection: BaseDatabaseWrapper, *, me: str, keys: Sequence[str], after: float | None
-    ) -> int:
-        due, seconds = ("", []) if after is None else (f"due_at = {self.now_plus},", [after])
-        return self._run(
-            connection,
-            f"""UPDATE {self._stream(connection)} SET {due}
-                locked_by = NULL, locked_at = {self.now}
-            WHERE stream IN ({marks(keys)}) AND locked_by = %s""",
-            [*seconds, *keys, me],
-        )
-
-    def move_streams(
-        self, connection: BaseDatabaseWrapper, *, of: str, queue: str, limit: int
-    ) -> int:
-        stream = self._stream(connection)
-        due, params = self._in_queue(of, column="due_at", until=(self.now, []))
-        return self._run(
-            connection,
-            f"""UPDATE {stream} SET queue = %s WHERE stream IN (
-                SELECT stream FROM {stream} WHERE {due}
-                ORDER BY queue, due_at LIMIT %s)""",
-            [queue, *params, limit],
-        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,33 +11,12 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...clocks import monotonic
 from ..base.upkeep import Upkeep
-from ..values import POSTPONED_FOR, marks
 
 KEPT = 32  # compiled statements to cache; each list length needs one, and 500 ids take 0.1 MB
 STEPS = 10_000  # of SQLite's machine, under a millisecond, between two looks at the clock
 
 
 class SQLiteUpkeep(Upkeep):
-    def _postpone(self, connection: BaseDatabaseWrapper, ids: Sequence[str], newest: Any) -> int:
-        return self._run(
-            connection,
-            # A row that was claimed meanwhile is due later.
-            f"""UPDATE {self._event(connection)} SET available_at = {self.now_plus},
-                locked_by = NULL, locked_at = COALESCE(locked_at, {self.now})
-            WHERE id IN ({marks(ids)}) AND available_at <= %s""",
-            [POSTPONED_FOR, *ids, newest],
-        )
-
-    def resume(self, connection: BaseDatabaseWrapper, *, ids: Sequence[str]) -> int:
-        return self._run(
-            connection,
-            f"""UPDATE {self._event(connection)} SET
-                available_at = {self.now}, first_due_at = {self.now}, locked_at = NULL
-            WHERE id IN ({marks(ids)}) AND available_at > {self.now}
-            AND locked_by IS NULL AND locked_at IS NOT NULL""",
-            [*ids],
-        )
-
     def _estimate(self, connection: BaseDatabaseWrapper) -> tuple[str, list[Any]]:
         table = self._event(connection)  # rowids are consecutive; deleted rows are before the first
         return f"SELECT (SELECT MAX(rowid) FROM {table}) - (SELECT MIN(rowid) FROM {table}) + 1", []
