@@ -24,7 +24,7 @@ from tests import databases, where_possible
 from . import console, machine
 from .scale import FULL, QUICK, Scale
 
-PARTS = "write writers drain latency claim processes keyed batches relays peers".split()
+PARTS = "write writers drain latency claim processes keyed batches several relays peers".split()
 # Left out, unless named, where they would say little that PostgreSQL's figures do not say.
 LEFT_OUT = {"sqlite": {"processes"}}
 PART_LIMIT = 900.0  # seconds

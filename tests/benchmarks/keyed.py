@@ -92,7 +92,7 @@ def written(scale: Scale) -> Figure:
         outbox.write("order.placed", PAYLOAD, key=f"order-{next(numbers)}")
 
     make_plain_table()
-    found = in_blocks([event, keyed_event], scale.transactions, scale.repeats)
+    found = in_blocks({"event": event, "keyed_event": keyed_event}, scale)
     return Figure(
         name="a transaction with write(key=…)",
         unit="µs",

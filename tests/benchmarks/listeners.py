@@ -12,11 +12,17 @@ from django_outbox.signals import relay_published
 from .witness import Testifying
 
 testifying = Testifying()
+SEVERAL = (1, 3, 10)  # listeners of the events of one type
 
 
 @outbox.listener("benchmark.count")
 def count(event: outbox.Event) -> None:
     testifying.count()
+
+
+for number in SEVERAL:
+    for each in range(number):
+        outbox.listener(f"benchmark.count_{number}", name=f"listener_{each}")(count)
 
 
 @outbox.listener("benchmark.bulk", batch=500)

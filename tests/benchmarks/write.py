@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import datetime, timezone
 
 from django.db import connection, transaction
@@ -47,8 +48,10 @@ def run(scale: Scale, witness: Witness) -> list[Figure]:
     def event() -> None:
         outbox.write("order.placed", PAYLOAD)
 
-    added = in_blocks([nothing, plain_row, event], scale.transactions, scale.repeats)
-    many = in_blocks([write_many, bulk_create], max(10, scale.transactions // 10), scale.repeats)
+    kinds = {"nothing": nothing, "plain_row": plain_row, "event": event}
+    added = in_blocks(kinds, scale)
+    several = {"write_many": write_many, "bulk_create": bulk_create}
+    many = in_blocks(several, replace(scale, transactions=max(10, scale.transactions // 10)))
     most = "≤ 1.10"
     return [
         figure("with write", added["event"], "with one more plain row", added["plain_row"], most),
@@ -99,19 +102,18 @@ def bulk_create() -> None:
     )
 
 
-def in_blocks(
-    kinds: list[Callable[[], None]], transactions: int, rounds: int
-) -> dict[str, list[float]]:
+def in_blocks(kinds: Mapping[str, Callable[[], None]], scale: Scale) -> dict[str, list[float]]:
     """Return microseconds a transaction: an order, and one kind of addition. Blocks take turns."""
-    found: dict[str, list[float]] = {kind.__name__: [] for kind in kinds}
-    for _ in range(rounds + 1):
+    found: dict[str, list[float]] = {name: [] for name in kinds}
+    blocks = scale.transactions // BLOCK or 1
+    for _ in range(scale.repeats + 1):
         clear()
-        spent = dict.fromkeys(found, 0.0)
-        for block in range(transactions // BLOCK or 1):
-            for kind in kinds if block % 2 else reversed(kinds):
-                spent[kind.__name__] += timed(kind)
+        spent = dict.fromkeys(kinds, 0.0)
+        for block in range(blocks):
+            for name in kinds if block % 2 else reversed([*kinds]):
+                spent[name] += timed(kinds[name])
         for name, seconds in spent.items():
-            found[name].append(1e6 * seconds / (BLOCK * (transactions // BLOCK or 1)))
+            found[name].append(1e6 * seconds / (BLOCK * blocks))
     return {name: values[1:] for name, values in found.items()}  # the first round is a warm-up
 
 
