@@ -20,6 +20,7 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.django_db(transaction=True)
 
 Visit = Callable[..., None]
+Find = Callable[[], Any]
 CAUSE = "#outbox-dead tbody th a"
 
 
@@ -27,44 +28,48 @@ def verdict(driver: Any) -> str:
     return "\n".join(driving.texts(driver, ".outbox-verdict"))
 
 
-def by_mouse(driver: Any, control: Any) -> None:
-    control.click()
+def by_mouse(driver: Any, find: Find) -> Any:
+    (control := find()).click()
+    return control
 
 
-def by_keyboard(driver: Any, control: Any) -> None:
-    """Press Tab until the control has the focus, and shows that it has; then Enter."""
-    for _ in range(120):
+def by_keyboard(driver: Any, find: Find) -> Any:
+    """Press Tab until the control has the focus, and shows that it has; then Enter.
+
+    The page may be drawn anew meanwhile, so the control is found again each time.
+    """
+    for _ in range(240):
         driver.switch_to.active_element.send_keys(Keys.TAB)
-        if (focused := driver.switch_to.active_element) == control:
+        if (focused := driver.switch_to.active_element) == find():
             outline = focused.value_of_css_property("outline-style")
             assert outline != "none" or focused.value_of_css_property("box-shadow") != "none"
             focused.send_keys(Keys.ENTER)
-            return
-    pytest.fail(f"{control.text!r} is not reached by Tab")
+            return focused
+    pytest.fail(f"{find().text!r} is not reached by Tab")
 
 
 class Operator:
     """Uses the controls of a page, and waits for the page behind each."""
 
-    def __init__(self, driver: Any, use: Callable[[Any, Any], None]) -> None:
+    def __init__(self, driver: Any, use: Callable[[Any, Find], Any]) -> None:
         self._driver, self._use = driver, use
 
     def follow(self, selector: str) -> None:
         """Use the first control that matches."""
-        self.use(self._driver.find_element(By.CSS_SELECTOR, selector))
+        self.use(lambda: self._driver.find_element(By.CSS_SELECTOR, selector))
 
     def press(self, label: str) -> None:
         """Use the button or link of this name."""
-        self.use(named(self._driver, label))
+        self.use(lambda: named(self._driver, label))
 
-    def use(self, control: Any) -> None:
-        self._use(self._driver, control)
+    def use(self, find: Find) -> None:
+        control = self._use(self._driver, find)
         wait_until(lambda: is_gone(control), what="the page behind what was used")
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("use", [by_mouse, by_keyboard])
-def test_the_drill(driver: Any, visit: Visit, use: Callable[[Any, Any], None]) -> None:
+def test_the_drill(driver: Any, visit: Visit, use: Callable[[Any, Find], Any]) -> None:
     """The cause is one click away, its pause two, its replay three; each headline is true."""
     operator = Operator(driver, use)
     with scene.listeners():
@@ -109,6 +114,6 @@ def test_the_drill(driver: Any, visit: Visit, use: Callable[[Any, Any], None]) -
         replayed = [each.by for each in histories() if each.kind == "replayed"]
         assert replayed == ["operator"] * 5000
 
-        operator.use(driver.find_element(By.PARTIAL_LINK_TEXT, f"Event {poison}"))
+        operator.use(lambda: driver.find_element(By.PARTIAL_LINK_TEXT, f"Event {poison}"))
         assert poison in driver.current_url
         assert driving.texts(driver, ".outbox-timeline")
