@@ -271,7 +271,7 @@ def crawl(client: Client, *starts: str) -> dict[str, str]:
                 place = urlsplit(place).path
             if place.count("=") > 1:
                 continue
-            place = re.sub(r"(event_type|written)=.*", r"\1", place)
+            place = re.sub(r"(event_type|listener|written)=.*", r"\1", place)
             if place.startswith("/admin/") and "logout" not in place and place not in places:
                 waiting.append(link)
                 places.add(place)

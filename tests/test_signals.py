@@ -294,7 +294,6 @@ def die_after_rescues_with_a_key() -> None:
 
 
 def die_unroutable() -> None:
-    """Of a listener that this process does not have, though others want the event."""
     insert(1, listener=PLACED, routes=registry.digest(PLACED))
     with override_settings(OUTBOX={"UNROUTABLE_GRACE": 0}):
         outbox.drain()

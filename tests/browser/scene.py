@@ -178,6 +178,7 @@ def a_refused_parcel() -> list[str]:
     ids = insert(
         due=None,
         event_type="parcel.requested",
+        listener="parcel.requested",
         aggregate_type="shop.Order",
         aggregate_id="2",
         payload='{"order":2,"to":"Ada","skus":["spirit-burner"]}',

@@ -103,7 +103,7 @@ def kind(url: str) -> tuple[str, tuple[str, ...]]:
     """Return what makes it another page: its path, and one filter at a time with its value."""
     parts = urlsplit(url)
     query = [
-        name if name in ("o", "p", "e", "all", "event_type", "error") else f"{name}={value}"
+        name if name in "o p e all event_type listener error".split() else f"{name}={value}"
         for name, value in parse_qsl(parts.query)
         if not re.match(r"_changelist_filters|written", name)
     ]
