@@ -285,29 +285,27 @@ MUTANTS = (
 """,
             ),
             (
-                "delivery/invocation.py",
+                "delivery/call.py",
                 """\
-            self.committed = None
-            return answer
+        except Rollback:
+            return answer, decision
 """,
                 """\
-            self.committed = None
+        except Rollback:
             if timed is not None and not timed.has_returned:
                 raise CallAbandoned
-            return answer
+            return answer, decision
 """,
             ),
             (
-                "delivery/invocation.py",
+                "delivery/call.py",
                 """\
-            return NotBegun()
-        return answer
+        return answer, replace(decision, written=True)
 """,
                 """\
-            return NotBegun()
         if timed is not None and not timed.has_returned:
             raise CallAbandoned  # but it has committed
-        return answer
+        return answer, replace(decision, written=True)
 """,
             ),
             (
@@ -326,11 +324,13 @@ MUTANTS = (
             (
                 "delivery/call.py",
                 """\
-        return self._conclude(error, self.decide(error))
+        error = self.timeout_error("its thread was written off")
+        decision = self.decide(error)
 """,
                 """\
+        error = self.timeout_error("its thread was written off")
         decision = self.decide(error)
-        return self._conclude(error, replace(decision, spent=decision.spent + 1))
+        decision = replace(decision, spent=decision.spent + 1)
 """,
             )
         ],
@@ -469,6 +469,29 @@ MUTANTS = (
         ],
     ),
     Mutant(
+        name="lost events that are called again",
+        without="what an atomic batch has lost is left out when the rest of it is called again",
+        database="postgres",
+        scenario="batches",
+        edits=[
+            (
+                "delivery/batch.py",
+                "        rest = [each for each in part if each.lease.id in mine]\n",
+                "        rest = [*part]\n",
+            ),
+            (
+                "delivery/batch.py",
+                "        if len(rest) == len(part):  # it cannot be told which\n",
+                "        if len(mine) == len(part):  # it cannot be told which\n",
+            ),
+            (
+                "delivery/batch.py",
+                "            if each.lease.id not in mine:\n",
+                "            if False:\n",
+            ),
+        ],
+    ),
+    Mutant(
         name="a failed batch that goes on without its lease",
         without="the halves of a failed batch are called only while its worker has the lease",
         database="postgres",
@@ -502,8 +525,8 @@ MUTANTS = (
         edits=[
             (
                 "delivery/batch.py",
-                "            elif stream in held_up:\n",
-                "            elif False:\n",
+                "        if all(len(each) == 1 for each in self._by_key.values()):\n",
+                "        if True:\n",
             )
         ],
     ),
