@@ -158,7 +158,7 @@ def missing_table(alias: str | None) -> str | None:
     """Return what to do about a missing table; None if all exist or the database is down."""
     connection = connections[alias or router.db_for_write(OutboxEvent)]
     try:
-        needed = OutboxEvent, OutboxPause, OutboxLease  # those that workers need
+        needed = OutboxEvent, OutboxPause, OutboxLease, OutboxWorker  # by workers
         missing = [each._meta.db_table for each in needed if not _has_table(connection, each)]
         if not missing:
             return None
