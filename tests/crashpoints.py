@@ -102,7 +102,7 @@ def in_atomic_settle(fuse: Fuse) -> None:
     """Crash when an atomic listener's effect and decision are written but not committed."""
     from django_outbox.delivery.call import Call
 
-    around(Call, "_settle", after=lambda written: fuse.light())
+    around(Call, "commit", after=lambda written: fuse.light())
 
 
 def before_settle(fuse: Fuse) -> None:

@@ -267,22 +267,6 @@ SURVIVORS = (
         test="tests/unit/test_breaker.py::test_a_batch_has_failed_if_all_that_it_called_has",
     ),
     Survivor(
-        name="a repeated half that counts twice",
-        edits=[("delivery/halves.py", "        del self._errors[-1]\n", "")],
-        test="tests/unit/test_halves.py::test_a_repeated_part_counts_once_and_is_called_next",
-    ),
-    Survivor(
-        name="a repeated half that is called last",
-        edits=[
-            (
-                "delivery/halves.py",
-                "self._queue.appendleft((part, None))",
-                "self._queue.append((part, None))",
-            )
-        ],
-        test="tests/unit/test_halves.py::test_a_repeated_part_counts_once_and_is_called_next",
-    ),
-    Survivor(
         name="a relay that uses its parent's connection",
         edits=[
             (

@@ -323,12 +323,12 @@ def test_a_batch_may_follow_an_ordinary_event_of_its_key(settings: Any) -> None:
 def test_an_awaited_fallback_that_cannot_be_called_is_tried_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from django_outbox.worker import event_loop
+    from django_outbox.delivery.call import Call
 
     async def unable(fallback: Any) -> None:
         raise RuntimeError("no connection")
 
-    monkeypatch.setattr(event_loop, "acall_fallback", unable)
+    monkeypatch.setattr(Call, "arun", unable)
 
     async def work(events: list[outbox.Event]) -> list[Exception]:
         return [outbox.Unrecoverable("no")] * len(events)

@@ -3,37 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextvars import Context
+from contextvars import Context, copy_context
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from ..clocks import monotonic
 from ..conf import current
-from ..events import Event
 from ..exceptions import BrokerUnavailable, ListenerTimeout, RetryAfter
-from ..listeners.outcomes import DONE, LOST, Decision, Status
+from ..listeners.outcomes import LOST, Decision
 from ..listeners.registry import Listener
-from ..signals import announce, event_decided, event_started
 from ..sql.values import Pauses
+from . import verdicts
 from .answers import WrongAnswer
-from .atomic_batch import owned, settle_together
+from .atomic_batch import settle_together
 from .batch_call import BatchCall
-from .decide import deferred_after_error
-from .deliver import Report, in_queue_of, routed
-from .fallbacks import Fallback
+from .call import Call, Report, announce_decided, announce_start, prepare, report_nothing
+from .deliver import routed
 from .halves import Halving
-from .interceptors import Escaping
+from .invocation import NotBegun, NotOurs
 from .lease import Lease
-from .member import Member, NotBegun, Verdict, unblocked
 from .paused import NO_PAUSES
-from .verdicts import Verdicts, for_breaker
+from .verdicts import AT_ONCE, Member, Verdict
 
 # What a call raises for all of its events; it is not split.
-FOR_ALL = (RetryAfter, BrokerUnavailable, ListenerTimeout, WrongAnswer, NotBegun)
-
-WRITTEN = replace(DONE, written=True)
-AT_ONCE = Decision(status=Status.NEW, delay=0.0, outcome="deferred")
+FOR_ALL = (RetryAfter, BrokerUnavailable, ListenerTimeout, WrongAnswer, NotBegun, NotOurs)
 
 Decided = list[tuple[Lease, Decision]]
 
@@ -50,30 +43,29 @@ class Batch:
         between: Callable[[Lease], Any],
         is_current: Callable[[Lease], bool],
         pauses: Pauses = NO_PAUSES,
-        report: Report | None = None,
-        escaping: Escaping = (),
+        report: Report = report_nothing,
     ) -> None:
         self.decided: Decided = []  # what is to be settled
         self.to_repeat: list[Lease] = []  # behind an event of the same key that is not done
-        self.fallbacks: list[Fallback] = []  # to be called once the rest is settled
+        self.fallbacks: list[Call] = []  # to be called once the rest is settled
         self.gone: set[str] = set()  # ids of the events whose decisions were passed on
         self.lead, self._leases = leases[0], leases
         self.context: Context | None = None
         self._listener, self._alias, self._settings = listener, alias, current()
-        self._verdicts = Verdicts(listener, self._settings)
-        self._between, self._is_current, self._escaping = between, is_current, escaping
-        self._pauses, self._report_to = pauses, report
+        self._rules = listener, self._settings  # by which it is decided
+        self._between, self._is_current = between, is_current
+        self._pauses, self._report = pauses, report
         self._began_at = monotonic()
-        self._by_key: dict[str, list[Member]] = {}
         self._whole = self._members(leases)
         self._halving = Halving(self._whole)
-        self._begin(self._whole)
+        for each in self._whole:
+            announce_start(each.event, listener, alias)
 
     def undecided(self) -> list[Lease]:
         """Return the events that are in none of the results, after the delivery was interrupted."""
         known = self.gone | {lease.id for lease, _ in self.decided}
         known |= {each.id for each in self.to_repeat}
-        known |= {each.call.lease.id for each in self.fallbacks}
+        known |= {each.lease.id for each in self.fallbacks}
         return [each for each in self._leases if each.id not in known]
 
     # -- deliveries ------------------------------------------------------------------------------
@@ -85,7 +77,7 @@ class Batch:
         """
         for part in self._parts():
             call = self._call(part)
-            self._conclude(call, call.run(partial(self._commit, call)))
+            self._conclude(call, call.run())
             if self._halving.is_over or not self._between(self.lead):
                 break
         self._end()
@@ -102,12 +94,9 @@ class Batch:
     def take_over(self, call: BatchCall, seconds: float, between: Callable[[Lease], Any]) -> None:
         """Go on in place of a thread that hangs in ``call``, abandoned after ``seconds``."""
         self._between = between
-        call.report_if_late(seconds)
-        for each in call.part:
-            each.lease.duration += seconds / len(call.part)
+        error = call.end_abandoned(seconds, [each.lease for each in call.part])
         self._renew(call.part)  # the thread that hangs keeps its events
-        self.lead.called_at, self.lead.timed = 0.0, None
-        self._conclude(call, call.timeout_error("its thread was written off"))
+        self._conclude(call, error)
         if self._halving.is_over or not between(self.lead):
             self._end()
         else:
@@ -120,9 +109,7 @@ class Batch:
                 yield ready
 
     def _call(self, part: list[Member]) -> BatchCall:
-        return BatchCall(
-            self, self.lead, self._listener, part, self._settings, self._alias, self._escaping
-        )
+        return BatchCall(self, self.lead, self._listener, part, self._settings, self._alias)
 
     # -- the events ------------------------------------------------------------------------------
 
@@ -147,39 +134,19 @@ class Batch:
             self.decided.append((lease, found))
             return None
         lease.waited = lease.waited or self._began_at - lease.claimed_at
-        event = lease.event
-        event.set_listener(listener.title, self._alias)
-        member = Member(lease, event, lease.attempts)
-        if listener.payload_type is not None:
-            try:
-                event.convert_payload(listener.payload_type)
-            except self._escaping:
-                raise
-            except BaseException as error:  # noqa: BLE001 - the class runs its own code
-                self._record(member, self._verdicts.own(member, error))
-                return None
-        if lease.stream is not None:
-            self._by_key.setdefault(lease.stream, []).append(member)
+        error = prepare(lease, listener, self._alias)
+        member = Member(lease, lease.event)
+        if error is not None:
+            self._record(member, verdicts.own(error, lease, *self._rules))
+            return None
         return member
-
-    def _event(self, lease: Lease, attempts: int) -> Event:
-        event = lease.event.copy_for_listener(attempts)
-        event.set_listener(self._listener.title, self._alias)
-        return event
 
     def _renew(self, part: list[Member]) -> None:
         """Have the next call get new events: the listener may have changed the payloads."""
         for each in part:
-            each.event = self._event(each.lease, each.attempts)
-            if self._listener.payload_type is not None:  # it cannot fail: the payload fitted before
-                each.event.convert_payload(self._listener.payload_type)
-
-    def _begin(self, members: list[Member]) -> None:
-        if event_started.receivers:
-            for each in members:
-                announce(
-                    event_started, sender=self._alias, event=each.event, listener=self._listener
-                )
+            each.lease.drop_event()
+            prepare(each.lease, self._listener, self._alias)  # cannot fail: it fitted before
+            each.event = each.lease.event
 
     def _without_lost(self, part: list[Member]) -> list[Member]:
         """Return the events of a part whose leases have not ended since the call before."""
@@ -193,11 +160,17 @@ class Batch:
 
     def _without_blocked(self, part: list[Member]) -> list[Member]:
         """Return the events of a part that no earlier one of their key holds up."""
-        if all(len(each) == 1 for each in self._by_key.values()):
-            return part
-        kept, blocked = unblocked(part, self._by_key)
-        for each in blocked:
-            self._repeat(each)
+        inside, kept = {id(each) for each in part}, []
+        held_up: set[str] = set()  # streams
+        for each in self._whole:
+            stream = each.lease.stream
+            if id(each) not in inside:
+                if stream is not None and not each.is_done:
+                    held_up.add(stream)
+            elif stream in held_up:
+                self._repeat(each)
+            else:
+                kept.append(each)
         return kept
 
     def _repeat(self, member: Member) -> None:
@@ -209,13 +182,11 @@ class Batch:
 
     def _conclude(self, call: BatchCall, answer: list[Any] | BaseException | None) -> None:
         """Decide on the events of a call that has ended; halve it if it failed."""
-        if call.lost:
-            self._call_again(call.part)
-            return
         is_shared = len(call.part) > 1
         if isinstance(answer, BaseException) and is_shared:
             is_split = not isinstance(answer, FOR_ALL)
-            self._report(self._verdicts.own(call.part[0], answer))  # Unrecoverable does not count
+            # Unrecoverable does not count.
+            self._report(self._listener, verdicts.own(answer, call.part[0].lease, *self._rules))
             if is_split:
                 self._renew(call.part)
                 self._halving.note(call.part, answer)
@@ -224,18 +195,21 @@ class Batch:
                 self._fail_together(call.part, answer)
             return
         answers = [answer] if isinstance(answer, BaseException) else answer
-        self._record_all(call.verdicts or self._verdicts.of(call.part, answers))
+        self._record_all(call.committed or verdicts.of(call.part, answers, *self._rules))
         decisions = [each.decision for each in call.part if each.decision is not LOST]
-        self._report(for_breaker([each or LOST for each in decisions]))
+        self._report(self._listener, verdicts.for_breaker([each or LOST for each in decisions]))
         self._halving.note(call.part, answer if isinstance(answer, BaseException) else None)
 
-    def _record_all(self, verdicts: list[Verdict]) -> None:
-        for member, answer, decision in verdicts:
+    def _record_all(self, found: list[Verdict]) -> None:
+        for member, answer, decision in found:
             if decision is None:
                 self._repeat(member)
-            elif self._verdicts.needs_fallback(answer, decision):
+            elif verdicts.needs_fallback(self._listener, answer, decision):
                 member.decision = decision
-                self.fallbacks.append(self._fallback(member, answer, decision))
+                how = self._listener, member.event, self._settings, self._alias, self._between
+                call = Call(member.lease, *how, context=copy_context())
+                call.fail(answer, decision)
+                self.fallbacks.append(call)
             else:
                 self._record(member, decision)
 
@@ -243,28 +217,9 @@ class Batch:
         """Note what was decided on an event, and on its row."""
         member.decision = decision
         lease = member.lease
-        if decision is not DONE:
-            lease.note_failure(
-                decision,
-                listener=self._listener.title,
-                number=member.attempts + 1,
-                seconds=lease.duration,
-            )
-        if event_decided.receivers:
-            announce(
-                event_decided,
-                sender=self._alias,
-                event=member.event,
-                listener=self._listener,
-                outcome=decision.outcome,
-                duration=lease.duration,
-            )
-        self.decided.append((lease, in_queue_of(self._listener, decision, lease)))
+        announce_decided(lease, member.event, self._listener, self._alias, decision)
+        self.decided.append((lease, decision))
         lease.drop_event()
-
-    def _report(self, decision: Decision) -> None:
-        if self._report_to is not None:
-            self._report_to(self._listener, decision)
 
     def _fail_together(self, part: list[Member], error: BaseException) -> None:
         """Count a failure for each event, of each key for the first."""
@@ -273,7 +228,7 @@ class Batch:
             if each.lease.stream in failed:
                 self._repeat(each)
                 continue
-            self._record(each, self._verdicts.shared_failure(each, error))
+            self._record(each, verdicts.shared(error, each.lease, *self._rules))
             if each.lease.stream is not None:
                 failed.add(each.lease.stream)
 
@@ -288,44 +243,18 @@ class Batch:
                 for each in kept:
                     self._record(each, AT_ONCE)
 
-    def _fallback(self, member: Member, error: BaseException, failed: Decision) -> Fallback:
-        how = self._listener, self._settings, self._alias, self._between, self._escaping
-        return Fallback.of(member, error, failed, *how)
-
     # -- atomic listeners ------------------------------------------------------------------------
 
-    def _commit(self, call: BatchCall, answers: list[Any] | None) -> bool:
-        """Settle the events in the listener's transaction; return whether all were ours."""
-        verdicts = self._verdicts.of(call.part, answers)
-        ends = [
-            (member, decision)
-            for member, answer, decision in verdicts
-            if decision is not None and not self._verdicts.needs_fallback(answer, decision)
-        ]
+    def commit(self, call: BatchCall, answers: list[Any] | None) -> list[Verdict] | None:
+        """Settle a call's events in its transaction; return None unless all were ours."""
         seconds = (monotonic() - call.lease.called_at) / len(call.part)
-        if not settle_together(
-            self._listener, ends, alias=self._alias, settings=self._settings, seconds=seconds
-        ):
-            return False
-        written = {
-            id(member): WRITTEN if decision is DONE else replace(decision, written=True)
-            for member, decision in ends
-        }
-        call.verdicts = [
-            (each, answer, written.get(id(each), decision)) for each, answer, decision in verdicts
-        ]
-        return True
-
-    def _call_again(self, part: list[Member]) -> None:
-        """Drop the events that are not ours any more; call the others again, uncounted."""
-        mine = owned([each.lease for each in part], alias=self._alias)
-        rest = [each for each in part if each.lease.id in mine]
-        if len(rest) == len(part):  # it cannot be told which
-            for each in part:
-                self._record(each, deferred_after_error())
-            return
-        for each in part:
-            if each.lease.id not in mine:
-                self._record(each, LOST)
-        self._renew(rest)
-        self._halving.again(rest)
+        found, ends = list[Verdict](), Decided()
+        for member, answer, decision in verdicts.of(call.part, answers, *self._rules):
+            if decision and not verdicts.needs_fallback(self._listener, answer, decision):
+                member.lease.note_failure(decision, listener=self._listener.title, seconds=seconds)
+                ends.append((member.lease, decision))
+                found.append((member, answer, replace(decision, written=True)))
+            else:
+                found.append((member, answer, decision))
+        ours = settle_together(ends, alias=self._alias, settings=self._settings)
+        return found if ours else None

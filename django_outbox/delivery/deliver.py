@@ -15,20 +15,18 @@ from ..conf import Settings, current
 from ..exceptions import PayloadError, UnroutableEvent
 from ..listeners import registry
 from ..listeners.outcomes import DONE, Decision, Status
-from ..listeners.queues import can_be_awaited, is_published, queue_of
+from ..listeners.queues import can_be_awaited, is_published
 from ..listeners.registry import Listener
 from ..models import live_workers
 from ..sql.values import Pauses
-from .call import Call
+from . import verdicts
+from .call import Call, Report, prepare, report_nothing
 from .decide import clean, dead, describe, failed, name
-from .interceptors import Escaping
 from .lease import Lease
 from .paused import NO_PAUSES, PAUSED, is_paused
 from .timeouts import TimedCall
 
 logger = logging.getLogger("django_outbox")
-
-Report = Callable[[Listener, Decision], None]
 
 
 def tidy_nothing(lease: Lease) -> None:
@@ -39,18 +37,17 @@ def deliver(
     lease: Lease,
     *,
     alias: str,
-    escaping: Escaping = (),
     between: Callable[[Lease], Any] = tidy_nothing,
     pauses: Pauses = NO_PAUSES,
-    report: Report | None = None,
+    report: Report = report_nothing,
 ) -> Decision:
-    """Call the listener and decide; what it raises is a result, unless ``escaping``.
+    """Call the listener and decide; what it raises is a result, unless it ends ``drain()``.
 
     ``between`` is called after the listener, before its fallback: it tidies up. ``report`` gets the
     decision on the call. Raises ``CallAbandoned`` if a call returns after it was abandoned; see
     ``finish``.
     """
-    call = _call(lease, alias, between, pauses, report, escaping)
+    call = _call(lease, alias, between, pauses, report)
     if isinstance(call, Decision):
         return call
     if call.timeout is None:
@@ -58,7 +55,6 @@ def deliver(
     else:
         call.context = context = copy_context()
         decision = context.run(call.run)
-    decision = in_queue_of(call.listener, decision, lease)
     lease.drop_event()  # not if the call was abandoned: another thread has the lease then
     return decision
 
@@ -72,7 +68,6 @@ def finish(timed: TimedCall, *, between: Callable[[Lease], Any]) -> Decision:
     call = timed.call.copy_for_thread(between)
     assert call.context is not None
     decision = call.context.run(call.finish, timed.seconds)
-    decision = in_queue_of(call.listener, decision, call.lease)
     call.lease.drop_event()
     return decision
 
@@ -83,25 +78,20 @@ async def adeliver(
     alias: str,
     between: Callable[[Lease], Awaitable[Any]],
     pauses: Pauses = NO_PAUSES,
-    report: Report | None = None,
+    report: Report = report_nothing,
 ) -> Decision:
     """Await a listener that is ``async def`` (see ``is_async``); decide."""
     call = _call(lease, alias, between, pauses, report)
     if isinstance(call, Decision):
         return call
     try:
-        return in_queue_of(call.listener, await call.arun(), lease)
+        return await call.arun()
     finally:
         lease.drop_event()
 
 
 def _call(
-    lease: Lease,
-    alias: str,
-    between: Callable[[Lease], Any],
-    pauses: Pauses,
-    report: Report | None,
-    escaping: Escaping = (),
+    lease: Lease, alias: str, between: Callable[[Lease], Any], pauses: Pauses, report: Report
 ) -> Call | Decision:
     """Return the call of an event's listener, or a decision if there is none now."""
     settings = current()
@@ -109,11 +99,12 @@ def _call(
     if isinstance(listener, Decision):
         return listener
     lease.waited = lease.waited or monotonic() - lease.claimed_at
-    event = lease.event
-    event.set_listener(listener.title, alias)
-    return Call(
-        lease, listener, event, lease.attempts, settings, alias, between, escaping, report=report
-    )
+    if (error := prepare(lease, listener, alias)) is not None:
+        decision = verdicts.own(error, lease, listener, settings)
+        lease.note_failure(decision, listener=listener.title, seconds=0.0)
+        lease.drop_event()
+        return decision
+    return Call(lease, listener, lease.event, settings, alias, between, report)
 
 
 def listener_of(lease: Lease) -> Listener | None:
@@ -143,13 +134,6 @@ def is_async(lease: Lease) -> bool:
     """Return whether to deliver on the event loop: its listener is ``async def``, not atomic."""
     found = listener_of(lease)
     return found is not None and can_be_awaited(found)
-
-
-def in_queue_of(listener: Listener, decision: Decision, lease: Lease) -> Decision:
-    """Return the decision; if the event is due again, with its queue, unless the row has it."""
-    if decision.delay is None or queue_of(listener) == lease.queue_in_row:
-        return decision
-    return replace(decision, queue=queue_of(listener))
 
 
 def routed(

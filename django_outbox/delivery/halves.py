@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from typing import Generic, TypeVar
-
-T = TypeVar("T")
+from typing import Any
 
 # Failed calls in a row after which it may be an outage. One event that fails causes no two in a
 # row: the half without it succeeds.
@@ -14,7 +12,7 @@ OUTAGE_AFTER = 8
 FIRST_SPLIT = 3  # calls: the whole and its two halves
 
 
-class Halving(Generic[T]):
+class Halving:
     """Iterates over the parts to call, the whole first; ``note`` tells it how each call ended.
 
     It goes breadth first, so that a half without a fault ends a row of failures soon. It stops if
@@ -22,12 +20,12 @@ class Halving(Generic[T]):
     failures in a row. Single events are not split.
     """
 
-    def __init__(self, whole: list[T]) -> None:
-        self._queue: deque[tuple[list[T], BaseException | None]] = deque([(whole, None)])
+    def __init__(self, whole: list[Any]) -> None:
+        self._queue: deque[tuple[list[Any], BaseException | None]] = deque([(whole, None)])
         self._errors: list[type[BaseException] | None] = []  # of the parts so far
         self._failures = 0  # in a row
 
-    def __iter__(self) -> Iterator[list[T]]:
+    def __iter__(self) -> Iterator[list[Any]]:
         while not self.is_over:
             self._errors.append(None)
             yield self._queue.popleft()[0]
@@ -37,7 +35,7 @@ class Halving(Generic[T]):
         """Return whether nothing is to be called any more."""
         return not self._queue or self._is_outage
 
-    def note(self, part: list[T], error: BaseException | None) -> None:
+    def note(self, part: list[Any], error: BaseException | None) -> None:
         """Note how the call of the last part ended, if there was one; an error halves it."""
         self._errors[-1] = None if error is None else type(error)
         self._failures = 0 if error is None else self._failures + 1
@@ -45,12 +43,7 @@ class Halving(Generic[T]):
             middle = (len(part) + 1) // 2
             self._queue += [(part[:middle], error), (part[middle:], error)]
 
-    def again(self, part: list[T]) -> None:
-        """Have a part called whose call did not count."""
-        del self._errors[-1]
-        self._queue.appendleft((part, None))
-
-    def rest(self) -> list[tuple[list[T], BaseException | None]]:
+    def rest(self) -> list[tuple[list[Any], BaseException | None]]:
         """Return the parts that are not called again, each with the error of a call with it."""
         return [*self._queue]
 

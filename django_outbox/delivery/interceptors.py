@@ -12,10 +12,10 @@ from ..events import Event
 
 logger = logging.getLogger("django_outbox")
 
-Escaping = tuple[type[BaseException], ...]
-
 # Exceptions that end drain().
-drain_ending_errors: ContextVar[Escaping] = ContextVar("drain_ending_errors", default=())
+drain_ending_errors: ContextVar[tuple[type[BaseException], ...]] = ContextVar(
+    "drain_ending_errors", default=()
+)
 
 
 def ends_drain(error: BaseException) -> bool:
@@ -24,7 +24,7 @@ def ends_drain(error: BaseException) -> bool:
 
 
 def intercept(
-    subject: Event | list[Event], interceptors: Iterable[Callable[[Any], Any]], escaping: Escaping
+    subject: Event | list[Event], interceptors: Iterable[Callable[[Any], Any]]
 ) -> ExitStack:
     """Enter every interceptor with an event, or the events of a batch, in order.
 
@@ -41,17 +41,17 @@ def intercept(
                     "manager, as @contextmanager makes one."
                 )
             manager.__enter__()
-            stack.push(_leaving(manager, interceptor, escaping))
+            stack.push(_leaving(manager, interceptor))
         return stack.pop_all()
 
 
-def _leaving(manager: Any, interceptor: Any, escaping: Escaping) -> Callable[..., None]:
+def _leaving(manager: Any, interceptor: Any) -> Callable[..., None]:
     def leave(*raised: Any) -> None:
         try:
             manager.__exit__(*raised)  # its result is ignored: it cannot swallow the error
-        except escaping:
-            raise
-        except BaseException:
+        except BaseException as error:
+            if ends_drain(error):
+                raise
             logger.exception("interceptor failed at its end interceptor=%r", interceptor)
 
     return leave

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+import logging
+from collections.abc import Awaitable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from inspect import isawaitable
 from typing import Any
 
 from asgiref.sync import async_to_sync
+from django.db import InterfaceError, OperationalError, connections
 
 from ..clocks import monotonic
 from ..conf import Settings
+from ..events import Event
 from ..exceptions import ListenerTimeout
 from ..listeners.callables import location
 from ..listeners.registry import Listener
+from ..signals import announce, listener_overdue
+from ..sql import dialect_of
 from .async_timeouts import with_timeout
-from .interceptors import Escaping
+from .interceptors import ends_drain
 from .lease import Lease
 from .timeouts import CallAbandoned, TimedCall
+
+logger = logging.getLogger("django_outbox")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +36,15 @@ class _Raised:
     error: BaseException
 
 
-class Rollback(Exception):
+class NotBegun(Exception):
+    """The transaction of a call could not begin, so that the listener was not called."""
+
+
+class NotOurs(Exception):
+    """The lease of a call had ended when it was to be settled; its transaction is undone."""
+
+
+class _Rollback(Exception):
     """Rolls back the transaction of an atomic listener."""
 
 
@@ -39,10 +54,11 @@ class Invocation:
     __slots__ = ()
 
     lease: Lease  # its clock and its timeout; of a batch: its first event's
+    event: Event
     listener: Listener
     settings: Settings
     alias: str
-    escaping: Escaping
+    committed: Any  # what an atomic listener's transaction has committed
 
     @property
     def timeout(self) -> float | None:
@@ -61,9 +77,85 @@ class Invocation:
         """Enter the interceptors; None if there are none."""
         raise NotImplementedError
 
+    def commit(self, answer: Any) -> bool:
+        """Settle in an atomic listener's transaction; return whether the leases were ours."""
+        raise NotImplementedError
+
     def report_if_late(self, seconds: float) -> None:
         """Report a call that took ``seconds`` if that is more than its timeout."""
-        raise NotImplementedError
+        if self.timeout is None or seconds < self.timeout:
+            return
+        event, listener = self.event, self.listener
+        logger.warning(
+            "listener runs longer than its timeout "
+            "event_id=%s event_type=%s listener=%r seconds=%.1f",
+            event.event_id,
+            event.event_type,
+            listener.title,
+            seconds,
+        )
+        announce(
+            listener_overdue, sender=self.alias, event=event, listener=listener, seconds=seconds
+        )
+
+    def call_timed(self, call: Any, *args: Any) -> tuple[Any, float]:
+        """Return what a call returned or raised, and how many seconds it took.
+
+        Raises ``CallAbandoned`` if the call was abandoned before: this thread must not change
+        anything then.
+        """
+        lease, timeout = self.lease, self.timeout
+        timed: TimedCall | None = None
+        started = lease.called_at = monotonic()
+        if timeout is not None:
+            timed = lease.timed = TimedCall(self, started, timeout)
+        if self.listener.atomic:
+            answer = self._in_transaction(timed, call, args)
+        else:
+            answer = self.call_intercepted(timed, call, args)
+        seconds = monotonic() - started
+        lease.called_at = 0.0
+        if timed is not None:
+            lease.timed = None
+            self.report_if_late(timed.seconds)
+        return answer, seconds
+
+    def end_abandoned(self, seconds: float, leases: Sequence[Lease]) -> ListenerTimeout:
+        """End a call in place of its thread, which hangs after ``seconds``; return the error."""
+        self.report_if_late(seconds)
+        for each in leases:
+            each.duration += seconds / len(leases)
+        self.lease.called_at, self.lease.timed = 0.0, None
+        return self.timeout_error("its thread was written off")
+
+    def _in_transaction(self, timed: TimedCall | None, call: Any, args: tuple[Any, ...]) -> Any:
+        """Commit the decisions with the listener's changes, without a timeout; errors undo both."""
+        connection, answer, has_begun = connections[self.alias], None, False
+        try:
+            with dialect_of(connection).read_committed(connection):
+                has_begun = True
+                answer = self.call_intercepted(timed, call, args)
+                if not isinstance(answer, BaseException) and not self.commit(answer):
+                    answer = NotOurs()
+                if isinstance(answer, BaseException):
+                    raise _Rollback
+        except _Rollback:
+            self.committed = None
+            return answer
+        except Exception as error:
+            self.committed = None
+            if timed is not None and not (timed.has_returned or timed.mark_returned()):
+                raise CallAbandoned from error  # the rollback failed
+            if has_begun or not isinstance(error, (OperationalError, InterfaceError)):
+                return error
+            logger.warning(
+                "transaction could not begin event_id=%s listener=%r error=%s",
+                self.event.event_id,
+                self.listener.title,
+                error,
+            )
+            return NotBegun()
+        return answer
 
     def call_intercepted(self, timed: TimedCall | None, call: Any, args: tuple[Any, ...]) -> Any:
         """Return what a call returns or raises; ``CallAbandoned`` if it was abandoned before."""
@@ -75,9 +167,9 @@ class Invocation:
             else:
                 with stack:
                     answer = self._call(timed, call, args)
-        except self.escaping:
-            raise
-        except BaseException as error:  # noqa: BLE001 - SystemExit too: no listener ends the worker
+        except BaseException as error:  # SystemExit too: no listener ends the worker
+            if ends_drain(error):
+                raise
             answer = error
         if timed is not None and not timed.mark_returned():
             raise CallAbandoned

@@ -20,16 +20,9 @@ from ..queue_settings import DEFAULT_QUEUE
 from ..sql.values import TAIL, Ending, LeaseKind
 from .timeouts import TimedCall
 
-HOT_COLUMNS = {  # column: attribute of a hot event, so that its claim need not read the column
-    "event_id": "event_id",
-    "event_type": "event_type",
-    "aggregate_type": "aggregate_type",
-    "aggregate_id": "aggregate_id",
-    "tenant_id": "tenant_id",
-    "unique_key": "unique_key",
-    "headers": "headers",
-    "payload": "_payload_text",
-}
+# Columns that a hot event supplies, so that its claim need not read them; with its payload.
+HOT = ("event_id", "event_type", "aggregate_type", "aggregate_id", "tenant_id", "unique_key")
+HOT_COLUMNS = (*HOT, "headers", "payload")
 
 
 class Lease(msgspec.Struct, kw_only=True, eq=False, gc=False):
@@ -73,7 +66,7 @@ class Lease(msgspec.Struct, kw_only=True, eq=False, gc=False):
     connection_wait: float = 0.0  # seconds that its listeners waited for a database connection
     connection_wait_since: float = 0.0  # monotonic; 0: no listener waits for one
     history: str | None = None  # as it is stored
-    failures: list[Entry] | None = None  # its calls that failed, until they are in its history
+    failed_call: Entry | None = None  # until it is in its history
     _event: Event | None = None
 
     @property
@@ -110,53 +103,44 @@ class Lease(msgspec.Struct, kw_only=True, eq=False, gc=False):
         """The worker that it was claimed from; empty if none had leased it."""
         return self.row[self.positions["previous_owner"]] or ""
 
-    def failure(
-        self, decision: Decision, *, listener: str, number: int, seconds: float
-    ) -> Entry | None:
-        """Return the entry of a call in the history: its ``number``; None if it did not fail."""
-        if decision.error is None or decision is LOST or decision.outcome == "deferred":
-            return None
-        return Entry(
-            at=self.database_now,
-            kind="dead" if decision.status is Status.DEAD else "failed",
-            number=number,
-            by=self.owner,
-            listener=listener,
-            milliseconds=round(1000 * seconds),
-            error=first_line(decision.error),
-        )
+    def note_failure(self, decision: Decision, *, listener: str, seconds: float) -> None:
+        """Note a call that failed, for the history of the event; the listener took ``seconds``."""
+        self.failed_call = None
+        if decision.error is not None and decision is not LOST and decision.outcome != "deferred":
+            self.failed_call = Entry(
+                at=self.database_now,
+                kind="dead" if decision.status is Status.DEAD else "failed",
+                number=self.attempts + 1,
+                by=self.owner,
+                listener=listener,
+                milliseconds=round(1000 * seconds),
+                error=first_line(decision.error),
+            )
 
-    def note_failure(
-        self, decision: Decision, *, listener: str, number: int, seconds: float
-    ) -> None:
-        """Note a call that failed, for the history of the event."""
-        entry = self.failure(decision, listener=listener, number=number, seconds=seconds)
-        if entry is not None:
-            self.failures = [*(self.failures or ()), entry]
-
-    def recorded(self, decision: Decision, failure: Entry | None = None) -> Decision:
+    def recorded(self, decision: Decision) -> Decision:
         """Return a decision with what the row tells of it: the error's cause, and the history.
 
-        ``failure`` is not noted yet: an atomic listener commits it.
+        If the event is due again, it waits in the queue of its listener.
         """
         if decision is DONE or decision is LOST or decision.cause or decision.history:
             return decision
-        found = [*(self.failures or ()), *([] if failure is None else [failure])]
-        if not found and decision.status is Status.DEAD:  # no call was the reason
+        if decision.delay is not None and self.queue != self.queue_in_row:
+            decision = replace(decision, queue=self.queue)
+        found = self.failed_call
+        if found is None and decision.status is Status.DEAD:  # no call was the reason
             number, error = self.attempts + decision.spent, first_line(decision.error)
-            found = [
-                Entry(at=self.database_now, kind="dead", number=number, by=self.owner, error=error)
-            ]
-        if not found and decision.error is None:
+            found = Entry(
+                at=self.database_now, kind="dead", number=number, by=self.owner, error=error
+            )
+        if found is None and decision.error is None:
             return decision
         cause = None if decision.error is None else normalised(decision.error)
-        history = with_entries(self.history, found) if found else None
+        history = None if found is None else with_entries(self.history, [found])
         return replace(decision, cause=cause, history=history)
 
-    def ending(self, decision: Decision, failure: Entry | None = None) -> Ending:
+    def ending(self, decision: Decision) -> Ending:
         """Return the decision as it is to be written."""
-        recorded = self.recorded(decision, failure)
-        return Ending(self.id, self.locked_at, self.attempts, recorded)
+        return Ending(self.id, self.locked_at, self.attempts, self.recorded(decision))
 
     @property
     def clock(self) -> float:
@@ -231,7 +215,7 @@ def lease_from_row(
     """
     previous_owner, locked_at = row[-2], locked_at or row[-1]
     if hot is not None:
-        row = (*row, *[getattr(hot, name) for name in HOT_COLUMNS.values()], "hot")
+        row = (*row, *[getattr(hot, name) for name in HOT], hot.headers, hot._payload_text, "hot")
     positions = _positions(columns, hot is not None)
     return Lease(
         row=row,

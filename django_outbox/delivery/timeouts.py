@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from typing import TYPE_CHECKING
 
 from ..clocks import monotonic
-from ..events import Event
-from ..listeners.registry import Listener
-from ..signals import announce, listener_overdue
 
 if TYPE_CHECKING:
     from .invocation import Invocation
-
-logger = logging.getLogger("django_outbox")
 
 CANCELLATION_GRACE = 1.0  # seconds in which a cancelled coroutine has to end
 
@@ -63,15 +57,3 @@ class TimedCall:
             return False
         self.seconds = monotonic() - self.started
         return True
-
-
-def report_timeout(event: Event, listener: Listener, alias: str, seconds: float) -> None:
-    """Log and announce that a listener ran longer than its timeout."""
-    logger.warning(
-        "listener runs longer than its timeout event_id=%s event_type=%s listener=%r seconds=%.1f",
-        event.event_id,
-        event.event_type,
-        listener.title,
-        seconds,
-    )
-    announce(listener_overdue, sender=alias, event=event, listener=listener, seconds=seconds)

@@ -1,75 +1,102 @@
-"""``Verdicts``: what a batch listener's answers mean for each event."""
+"""What a listener's answers mean for each event, by its retry policy; nothing is written."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from .. import hooks
 from ..conf import Settings
+from ..events import Event
 from ..exceptions import PayloadError, Unrecoverable
 from ..listeners.outcomes import DONE, LOST, Decision, Done, Status
 from ..listeners.registry import Listener
 from .decide import decide, deferred_after_error, failed_together
-from .member import Member, NotBegun, Verdict
+from .invocation import NotBegun, NotOurs
+from .lease import Lease
 
+AT_ONCE = Decision(status=Status.NEW, delay=0.0, outcome="deferred")
 # What an event dies of at once, even if only the answer to a shared call names it.
 FATAL = (Unrecoverable, PayloadError)
 
 
-class Verdicts:
-    """Decides by a listener's retry policy, without writing anything."""
+@dataclass(slots=True, eq=False)
+class Member:
+    """One event of a batch."""
 
-    def __init__(self, listener: Listener, settings: Settings) -> None:
-        self._listener, self._settings = listener, settings
+    lease: Lease
+    event: Event
+    decision: Decision | None = None  # None: not decided yet
 
-    def of(self, part: list[Member], answers: list[Any] | None) -> list[Verdict]:
-        """Decide on each event by its answer, without writing anything."""
-        if answers is None:
-            return [(each, None, DONE) for each in part]
-        found: list[Verdict] = []
-        stopped: set[str] = set()
-        for member, answer in zip(part, answers, strict=True):
-            stream = member.lease.stream
-            if stream in stopped:
-                found.append((member, answer, None))
-                continue
-            if len(part) == 1 or not isinstance(answer, BaseException) or isinstance(answer, FATAL):
-                decision = self.own(member, answer)
-            else:
-                decision = self.shared_failure(member, answer)
-            if stream is not None and decision.status is not Status.DONE:
-                stopped.add(stream)
-            found.append((member, answer, decision))
-        return found
+    @property
+    def is_done(self) -> bool:
+        return self.decision is not None and self.decision.status is Status.DONE
 
-    def own(self, member: Member, answer: Any) -> Decision:
-        """Decide on the answer to one event, or on what a call of its own raised."""
-        if answer is None or isinstance(answer, Done):
-            return DONE
-        if isinstance(answer, NotBegun):
-            return deferred_after_error()
-        limit = self._settings.DEFER_LIMIT
-        return decide(
-            answer,
-            attempts=member.attempts,
-            policy=self._listener.retry or hooks.retry_policy(),
-            max_attempts=self._settings.MAX_ATTEMPTS,
-            age=0.0 if limit is None else member.lease.age,
-            defer_limit=limit,
-        )
 
-    def shared_failure(self, member: Member, error: BaseException) -> Decision:
-        """Decide on an exception of a call that the event shared with others."""
-        if isinstance(error, NotBegun):
-            return deferred_after_error()
-        policy = self._listener.retry or hooks.retry_policy()
-        return failed_together(error, member.attempts + 1, policy, self._settings.MAX_ATTEMPTS)
+# An event, the answer to it, and the decision; None: it is to be repeated, uncounted.
+Verdict = tuple[Member, Any, Decision | None]
 
-    def needs_fallback(self, answer: Any, decision: Decision) -> bool:
-        """Return whether a listener has failed for good with an exception, and has a fallback."""
-        is_final = decision.status is Status.DEAD and isinstance(answer, BaseException)
-        return is_final and self._listener.fallback is not None
+
+def own(answer: Any, lease: Lease, listener: Listener, settings: Settings) -> Decision:
+    """Decide on the answer to one event, or on what a call of its own raised."""
+    if answer is None or isinstance(answer, Done):
+        return DONE
+    if isinstance(answer, NotBegun):
+        return deferred_after_error()
+    if isinstance(answer, NotOurs):
+        return LOST
+    limit = settings.DEFER_LIMIT
+    return decide(
+        answer,
+        attempts=lease.attempts,
+        policy=listener.retry or hooks.retry_policy(),
+        max_attempts=settings.MAX_ATTEMPTS,
+        age=0.0 if limit is None else lease.age,
+        defer_limit=limit,
+    )
+
+
+def shared(error: BaseException, lease: Lease, listener: Listener, settings: Settings) -> Decision:
+    """Decide on an exception of a call that the event shared with others.
+
+    If some of them were lost, those that were not come back.
+    """
+    if isinstance(error, NotBegun):
+        return deferred_after_error()
+    if isinstance(error, NotOurs):
+        return AT_ONCE
+    policy = listener.retry or hooks.retry_policy()
+    return failed_together(error, lease.attempts + 1, policy, settings.MAX_ATTEMPTS)
+
+
+def of(
+    part: list[Member], answers: list[Any] | None, listener: Listener, settings: Settings
+) -> list[Verdict]:
+    """Decide on each event of a call by its answer."""
+    if answers is None:
+        return [(each, None, DONE) for each in part]
+    found: list[Verdict] = []
+    stopped: set[str] = set()
+    for member, answer in zip(part, answers, strict=True):
+        lease = member.lease
+        if lease.stream in stopped:
+            found.append((member, answer, None))
+            continue
+        if len(part) == 1 or not isinstance(answer, BaseException) or isinstance(answer, FATAL):
+            decision = own(answer, lease, listener, settings)
+        else:
+            decision = shared(answer, lease, listener, settings)
+        if lease.stream is not None and decision.status is not Status.DONE:
+            stopped.add(lease.stream)
+        found.append((member, answer, decision))
+    return found
+
+
+def needs_fallback(listener: Listener, answer: Any, decision: Decision) -> bool:
+    """Return whether a listener has failed for good with an exception, and has a fallback."""
+    is_final = decision.status is Status.DEAD and isinstance(answer, BaseException)
+    return is_final and listener.fallback is not None
 
 
 def for_breaker(decisions: Sequence[Decision]) -> Decision:

@@ -217,13 +217,6 @@ class Event:
         _put_listener(self, listener)
         _put_database(self, database)
 
-    def copy_for_listener(self, attempts: int) -> Event:
-        """Return a copy of a delivered event, its payload too, for one of several listeners."""
-        assert self._row is not None
-        event = event_from_row(self._row, self._positions, self._loads or decode)
-        _put_attempts(event, attempts)
-        return event
-
     def as_delivered(self, text: str, loads: Callable[..., Any]) -> Event:
         """Return the event as its listeners will get it; ``text`` is its undecoded payload."""
         row = (*[getattr(self, name) for name in _ROW_FIELDS], text)

@@ -10,9 +10,9 @@ from typing import Protocol
 from ..conf import current
 from ..delivery.batch import Batch
 from ..delivery.batch_call import BatchCall
+from ..delivery.call import Call, call_fallback
 from ..delivery.decide import deferred_after_error
 from ..delivery.deliver import batch_listener, batch_size
-from ..delivery.fallbacks import Fallback, call_fallback
 from ..delivery.lease import Lease
 from ..delivery.timeouts import CallAbandoned, TimedCall
 from ..listeners.outcomes import DONE, Decision, Status
@@ -32,7 +32,7 @@ class Place(Protocol):
 
     lease: Lease | None
     batch: list[Lease]
-    fallbacks: deque[Fallback]
+    fallbacks: deque[Call]
 
 
 class BatchDelivery:
@@ -143,8 +143,8 @@ class BatchDelivery:
         """Call the fallbacks that are left, one by one."""
         while place.fallbacks:
             fallback = place.fallbacks.popleft()
-            lease = place.lease = fallback.call.lease
-            fallback.call.between = between
+            lease = place.lease = fallback.lease
+            fallback.between = between
             try:
                 cleanup.before()
                 decision = call_fallback(fallback)

@@ -11,9 +11,9 @@ from contextvars import copy_context
 
 from ..clocks import monotonic
 from ..delivery.batch_call import BatchCall
+from ..delivery.call import Call
 from ..delivery.decide import deferred_after_error
 from ..delivery.deliver import batch_listener, deliver, finish, is_async
-from ..delivery.fallbacks import Fallback
 from ..delivery.lease import Lease
 from ..delivery.timeouts import CallAbandoned, TimedCall
 from ..listeners.outcomes import Decision, Status
@@ -43,7 +43,7 @@ class Seat:
         run: Callable[[Seat], None],
         name: str,
         inherited: TimedCall | None = None,
-        fallbacks: deque[Fallback] | None = None,
+        fallbacks: deque[Call] | None = None,
     ) -> None:
         self.inherited = inherited  # a call that hangs; this thread finishes its delivery
         self.fallbacks = deque() if fallbacks is None else fallbacks  # of a batch, to be called

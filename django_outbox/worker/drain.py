@@ -13,8 +13,8 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from ..clocks import monotonic
 from ..conf import current
 from ..delivery.batch import Batch
+from ..delivery.call import call_fallback
 from ..delivery.deliver import batch_listener, dead_after_rescues, deliver
-from ..delivery.fallbacks import call_fallback
 from ..delivery.interceptors import drain_ending_errors
 from ..delivery.lease import Lease, of_rows
 from ..delivery.paused import PAUSED
@@ -237,13 +237,12 @@ class _Drain(DrainSettles):
             between=between,
             is_current=is_current,
             pauses=self.known_pauses.pauses,
-            escaping=ESCAPING,
         )
         try:
             context.run(batch.run)
             for each in batch.fallbacks:
                 between(batch.lead)
-                batch.decided.append((each.call.lease, call_fallback(each)))
+                batch.decided.append((each.lease, call_fallback(each)))
         finally:
             self.streams.wait_again(batch.to_repeat)
             into += batch.decided
@@ -274,12 +273,7 @@ class _Drain(DrainSettles):
         context = copy_context()
         context.run(drain_ending_errors.set, ESCAPING)
         return context.run(
-            deliver,
-            lease,
-            alias=self.alias,
-            escaping=ESCAPING,
-            between=between,
-            pauses=self.known_pauses.pauses,
+            deliver, lease, alias=self.alias, between=between, pauses=self.known_pauses.pauses
         )
 
     def _tidy(self, lease: Lease) -> bool:

@@ -18,7 +18,6 @@ from ..clocks import monotonic
 from ..delivery.batch import Batch
 from ..delivery.decide import deferred_after_error
 from ..delivery.deliver import adeliver
-from ..delivery.fallbacks import acall_fallback
 from ..delivery.lease import Lease
 from ..listeners.registry import Listener
 from ..log import report_quietly
@@ -246,7 +245,7 @@ class EventLoop:
             log_failed(started[0])
         for batch in batches:
             settle_rest(batch, self._pools, self._streams, deferred_after_error())
-            started = [each.call.lease for each in batch.fallbacks]  # left after an error
+            started = [each.lease for each in batch.fallbacks]  # left after an error
         for lease in started:
             self._pools.settle(lease, deferred_after_error())
 
@@ -277,7 +276,7 @@ class EventLoop:
         """Let the events of a cancelled batch be released that are not decided."""
         left = leases
         for batch in batches:
-            left = batch.undecided() + [each.call.lease for each in batch.fallbacks]
+            left = batch.undecided() + [each.lease for each in batch.fallbacks]
             settle_batch(batch, self._pools, self._streams)
         if left:
             self._report_cancelled(leases[0])
@@ -289,8 +288,9 @@ class EventLoop:
         settle_batch(batch, self._pools, self._streams)
         while batch.fallbacks:
             await between(batch.lead)
-            lease = batch.fallbacks[0].call.lease
-            decision = await acall_fallback(batch.fallbacks[0])
+            lease = batch.fallbacks[0].lease
+            decision = await batch.fallbacks[0].arun()
+            batch.fallbacks[0].lease.drop_event()
             del batch.fallbacks[0]
             batch.gone.add(lease.id)
             self._pools.settle(lease, decision)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from ..clocks import monotonic
+from ..delivery.call import report_nothing
 from ..delivery.deliver import batch_listener, batch_size
 from ..delivery.lease import Lease
 from ..events import Event
@@ -45,7 +46,7 @@ class Pool:
         self._known_pauses, self._wakeup = known_pauses, wakeup
         self.needs_room = False  # the claimer waits for room in it; set by its thread
         self.ready = Ready(on_idle=self.made_room)
-        self.report = breaker.record if breaker else None  # called with each decision
+        self.report = breaker.record if breaker else report_nothing  # called with each decision
 
     def made_room(self) -> None:
         """Report that an event has left it; a claimer that waits for room goes on."""

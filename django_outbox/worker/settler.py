@@ -11,7 +11,6 @@ from functools import partial
 from django.db import OperationalError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from .. import doorbell
 from ..clocks import monotonic
 from ..conf import Settings
 from ..delivery.lease import Lease
@@ -171,10 +170,6 @@ class Settler:
         if delays:
             self._wakeup.expect(min(delays))
         self._pools.made_room()
-        if part[0][1] is not DONE and any(
-            each.queue and not self._pools.serves(each.queue) for _, each in part
-        ):
-            doorbell.ring(connections[self._alias])  # other workers serve the queue
         self._statistics.add(part)
         report_settled(part, alias=self._alias)
 

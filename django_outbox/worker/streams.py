@@ -133,7 +133,7 @@ class Streams(LeasedStreams):
         if decision is LOST:
             self._stop(stream, now)
         elif decision.delay is not None:
-            stream.next_queue = decision.queue or lease.queue
+            stream.next_queue = lease.queue
             if decision.status is Status.NEW or settings.STOP_ON_FIRST_FAILURE:
                 self._stop(stream, now + decision.delay)
             else:

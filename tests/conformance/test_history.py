@@ -185,7 +185,7 @@ def test_some_of_one_settle_are_refused() -> None:
         status=Status.RETRY, delay=60.0, spent=1, error="ValueError: x", outcome="retry"
     )
     for each in leases:
-        each.note_failure(decision, listener="l", number=1, seconds=0.01)
+        each.note_failure(decision, listener="l", seconds=0.01)
     steal(ids[2])
     batch = [(each, decision) for each in leases]
     assert settler.write(batch, connection=connection, me="me", settings=current()) == 1

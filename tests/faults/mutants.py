@@ -285,27 +285,29 @@ MUTANTS = (
 """,
             ),
             (
-                "delivery/call.py",
+                "delivery/invocation.py",
                 """\
-        except Rollback:
-            return answer, decision
+            self.committed = None
+            return answer
 """,
                 """\
-        except Rollback:
+            self.committed = None
             if timed is not None and not timed.has_returned:
                 raise CallAbandoned
-            return answer, decision
+            return answer
 """,
             ),
             (
-                "delivery/call.py",
+                "delivery/invocation.py",
                 """\
-        return answer, replace(decision, written=True)
+            return NotBegun()
+        return answer
 """,
                 """\
+            return NotBegun()
         if timed is not None and not timed.has_returned:
             raise CallAbandoned  # but it has committed
-        return answer, replace(decision, written=True)
+        return answer
 """,
             ),
             (
@@ -324,13 +326,11 @@ MUTANTS = (
             (
                 "delivery/call.py",
                 """\
-        error = self.timeout_error("its thread was written off")
-        decision = self.decide(error)
+        return self._conclude(error, self.decide(error))
 """,
                 """\
-        error = self.timeout_error("its thread was written off")
         decision = self.decide(error)
-        decision = replace(decision, spent=decision.spent + 1)
+        return self._conclude(error, replace(decision, spent=decision.spent + 1))
 """,
             )
         ],
@@ -469,29 +469,6 @@ MUTANTS = (
         ],
     ),
     Mutant(
-        name="lost events that are called again",
-        without="what an atomic batch has lost is left out when the rest of it is called again",
-        database="postgres",
-        scenario="batches",
-        edits=[
-            (
-                "delivery/batch.py",
-                "        rest = [each for each in part if each.lease.id in mine]\n",
-                "        rest = [*part]\n",
-            ),
-            (
-                "delivery/batch.py",
-                "        if len(rest) == len(part):  # it cannot be told which\n",
-                "        if len(mine) == len(part):  # it cannot be told which\n",
-            ),
-            (
-                "delivery/batch.py",
-                "            if each.lease.id not in mine:\n",
-                "            if False:\n",
-            ),
-        ],
-    ),
-    Mutant(
         name="a failed batch that goes on without its lease",
         without="the halves of a failed batch are called only while its worker has the lease",
         database="postgres",
@@ -525,8 +502,8 @@ MUTANTS = (
         edits=[
             (
                 "delivery/batch.py",
-                "        if all(len(each) == 1 for each in self._by_key.values()):\n",
-                "        if True:\n",
+                "            elif stream in held_up:\n",
+                "            elif False:\n",
             )
         ],
     ),
