@@ -151,7 +151,7 @@ class PostgresEventLeases(EventLeases):
         return f"{column} = ANY(%s)", [[*keys]]
 
     def _any_of(self, connection: BaseDatabaseWrapper, leases: Leases) -> SQL:
-        instants = {instant(each, connection) for each in leases.values()}
+        instants = {instant(each, connection) for each in {*leases.values()}}
         return "= ANY(%s::timestamptz[])", [[*instants]]
 
 
