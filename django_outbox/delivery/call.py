@@ -68,6 +68,8 @@ class Call(Invocation):
         self._begin()
         answer, seconds = self.call_timed(self.called, *self._args)
         self.lease.duration += seconds
+        if answer is None and self.failure is None:  # as nearly all end; the rest takes longer
+            return self._announce_decided(self.committed or DONE)
         return self._conclude(answer, self.committed or self.decide(answer))
 
     def finish(self, seconds: float) -> Decision:
@@ -118,7 +120,7 @@ class Call(Invocation):
         return (self.event,) if self.failure is None else (self.event, self.failure)
 
     def _begin(self) -> None:
-        if self.failure is None:
+        if event_started.receivers and self.failure is None:
             announce_start(self.event, self.listener, self.alias)
 
     def _announce_decided(self, decision: Decision) -> Decision:
@@ -126,7 +128,8 @@ class Call(Invocation):
         self.report(self.listener, decision)
         if decision is not DONE:
             self._log_recovery(decision)
-        announce_decided(self.lease, self.event, self.listener, self.alias, decision)
+        if decision is not DONE or event_decided.receivers:
+            announce_decided(self.lease, self.event, self.listener, self.alias, decision)
         return decision
 
     def _log_recovery(self, decision: Decision) -> None:
