@@ -65,8 +65,7 @@ class Call(Invocation):
 
     def run(self) -> Decision:
         """Call the listener, or its fallback if it has failed for good, and decide."""
-        self._begin()
-        answer, seconds = self.call_timed(self.called, *self._args)
+        answer, seconds = self.call_timed(self.called, *self._begin())
         self.lease.duration += seconds
         if answer is None and self.failure is None:  # as nearly all end; the rest takes longer
             return self._announce_decided(self.committed or DONE)
@@ -95,9 +94,8 @@ class Call(Invocation):
 
     async def arun(self) -> Decision:
         """Await the listener, or its fallback if it has failed for good, and decide."""
-        self._begin()
         called = self.called if self.failure is None else as_async(self.called)
-        answer = await self.acall(called, *self._args)
+        answer = await self.acall(called, *self._begin())
         decision = self.decide(answer)
         if self.failure is not None or not verdicts.needs_fallback(self.listener, answer, decision):
             return self._announce_decided(decision)
@@ -115,13 +113,13 @@ class Call(Invocation):
             text=describe(error),
         )
 
-    @property
-    def _args(self) -> tuple[Any, ...]:
-        return (self.event,) if self.failure is None else (self.event, self.failure)
-
-    def _begin(self) -> None:
-        if event_started.receivers and self.failure is None:
+    def _begin(self) -> tuple[Any, ...]:
+        """Announce the call, unless it is the fallback's; return its arguments."""
+        if self.failure is not None:
+            return self.event, self.failure
+        if event_started.receivers:
             announce_start(self.event, self.listener, self.alias)
+        return (self.event,)
 
     def _announce_decided(self, decision: Decision) -> Decision:
         """Report a decision and send its signal; return it."""

@@ -29,15 +29,11 @@ from .timeouts import TimedCall
 logger = logging.getLogger("django_outbox")
 
 
-def tidy_nothing(lease: Lease) -> None:
-    pass
-
-
 def deliver(
     lease: Lease,
     *,
     alias: str,
-    between: Callable[[Lease], Any] = tidy_nothing,
+    between: Callable[[Lease], Any],
     pauses: Pauses = NO_PAUSES,
     report: Report = report_nothing,
 ) -> Decision:

@@ -126,8 +126,7 @@ class Statements(ABC):
     def _any_of(self, connection: BaseDatabaseWrapper, leases: Leases) -> SQL:
         """Return the condition on ``locked_at`` for any of these leases."""
         instants = {instant(each, connection) for each in {*leases.values()}}
-        one = len(instants) == 1  # that of one claim, as a rule; SQLite keeps a table for IN
-        return "= %s" if one else f"IN ({marks(instants)})", [*instants]
+        return f"IN ({marks(instants)})", [*instants]
 
     @abstractmethod
     def _update_unlocked(
