@@ -8,7 +8,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from . import inbox
-    from .events import GLOBAL, Event
+    from .events import GLOBAL, Event, current_event
     from .events.typed import event
     from .exceptions import (
         BrokerUnavailable,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "worker.drain": "drain",
     "worker.worker": "Worker",
-    "events": "GLOBAL Event",
+    "events": "GLOBAL Event current_event",
     "events.typed": "event",
     "exceptions": "BrokerUnavailable DuplicateEvent InvalidEvent ListenerAlreadyRegistered "
     "ListenerTimeout NoActiveTransaction OutboxError PayloadError PayloadTooLarge RetryAfter "
@@ -78,6 +78,7 @@ __all__ = [
     "Worker",
     "awrite",
     "awrite_many",
+    "current_event",
     "drain",
     "event",
     "inbox",

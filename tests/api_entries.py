@@ -215,6 +215,7 @@ CHAPTERS: dict[str, list[Entry]] = {
             example=DRAIN_EXAMPLE,
             see="[Without a worker](../how-to/go-to-production.md#without-a-worker)",
         ),
+        top("current_event"),
         top("Worker", example=WORKER_EXAMPLE, methods=("depths", "is_spent")),
     ],
     "receiving": [

@@ -41,7 +41,7 @@ def delivered(listener: Any, *, event_type: str = PLACED, **options: Any) -> Dec
     """Deliver the one due row to ``listener``; return the decision."""
     with listening(listener, event_type, **options):
         (lease,) = leases()
-        return deliver(lease, alias="default", between=lambda _: None)
+        return copy_context().run(deliver, lease, alias="default", between=lambda _: None)
 
 
 def outcome(decision: Decision) -> tuple[Status, float | None, int]:
@@ -116,7 +116,7 @@ def test_j16_a_delayed_event_knows_it() -> None:
     wait_until(OutboxEvent.objects.due().exists)
     with listening(seen.append):
         (lease,) = leases()
-        deliver(lease, alias="default", between=lambda _: None)
+        copy_context().run(deliver, lease, alias="default", between=lambda _: None)
     assert seen[0].is_delayed
     assert seen[0].deliver_at == row(event_id).deliver_at
 
@@ -129,7 +129,7 @@ def test_what_waits_to_be_settled_holds_no_decoded_payload() -> None:
         (lease,) = leases()
         assert not gc.is_tracked(lease)
         assert lease.event is lease.event
-        deliver(lease, alias="default", between=lambda _: None)
+        copy_context().run(deliver, lease, alias="default", between=lambda _: None)
     assert seen[0].payload == {"deep": [[1]]}
     assert lease.event is not seen[0]
     assert (lease.event_id, lease.event.payload) == (seen[0].event_id, {"deep": [[1]]})

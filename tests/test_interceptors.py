@@ -299,3 +299,61 @@ def test_a_wrong_path_is_a_check_error(settings: Any, paths: list[str], says: st
     assert error.id == "django_outbox.E002"
     assert says in error.msg
     assert paths[-1] in error.msg
+
+
+# -- the event being delivered ---------------------------------------------------------------------
+
+
+def note_current(found: Any) -> None:
+    """Note whether the current event is what a call has been given."""
+    given = (*found,) if isinstance(found, list) else found
+    now = outbox.current_event()
+    trace.append("current" if type(now) is type(given) and now == given else f"{now!r}")
+
+
+async def anote_current(found: Any) -> None:
+    await asyncio.gather(asyncio.sleep(0), asyncio.to_thread(note_current, found))
+
+
+@contextmanager
+def current_noted(found: Any) -> Iterator[None]:
+    note_current(found)
+    yield
+
+
+vars(current_noted)["batch"] = True
+
+
+@outside_alone
+@everywhere
+@pytest.mark.parametrize(
+    ("listen", "options"),
+    [
+        (note_current, {}),
+        (note_current, {"atomic": True}),
+        (note_current, {"batch": 2}),
+        (anote_current, {}),
+        (anote_current, {"batch": 2}),
+    ],
+)
+def test_what_is_called_in_a_delivery_finds_its_events(
+    settings: Any, where: str, listen: Any, options: dict[str, Any]
+) -> None:
+    settings.OUTBOX = intercepted("current_noted")
+    deliver(listen, where, **options)
+    assert trace == ["current", "current"]
+    assert outbox.current_event() is None
+
+
+@outside_alone
+@everywhere
+@either_kind
+@pytest.mark.parametrize("options", [{}, {"batch": 2}], ids=str)
+def test_a_fallback_finds_its_own_event(
+    where: str, good: Any, bad: Any, options: dict[str, Any]
+) -> None:
+    with listening(bad, retry=ONCE, **options):
+        registry.fallback(bad, lambda event, failure: note_current(event))
+        deliver_all(where, [{}, {}])
+    assert trace == ["current", "current"]
+    assert outbox.current_event() is None

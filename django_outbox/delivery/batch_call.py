@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import hooks
 from ..conf import Settings
-from ..events import Event
+from ..events import Event, delivering
 from ..listeners.registry import Listener
 from ..signals import announce, batch_called
 from .answers import checked
@@ -50,7 +50,7 @@ class BatchCall(Invocation):
     def run(self) -> list[Any] | BaseException | None:
         """Call the listener; return its answers, None if all are done, or its exception."""
         answer: list[Any] | BaseException | None
-        answer, seconds = self.call_timed(self.listener.call, self._events)
+        answer, seconds = self.call_timed(self.listener.call, self._begin())
         self._count(seconds)
         return answer
 
@@ -58,7 +58,7 @@ class BatchCall(Invocation):
         """Await the listener; return its answers, None if all are done, or its exception."""
         before = self.lease.duration
         answer: list[Any] | BaseException | None
-        answer = await self.acall(self.listener.call, self._events)
+        answer = await self.acall(self.listener.call, self._begin())
         seconds, self.lease.duration = self.lease.duration - before, before
         self._count(seconds)
         return answer
@@ -66,6 +66,11 @@ class BatchCall(Invocation):
     def commit(self, answer: Any) -> bool:
         self.committed = self.batch.commit(self, answer)
         return self.committed is not None
+
+    def _begin(self) -> list[Event]:
+        events = self._events
+        delivering.set((*events,))
+        return events
 
     @property
     def _events(self) -> list[Event]:

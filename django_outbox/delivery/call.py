@@ -12,7 +12,7 @@ from typing import Any
 from .. import hooks
 from ..clocks import monotonic
 from ..conf import Settings
-from ..events import Event
+from ..events import Event, delivering
 from ..listeners.outcomes import DONE, LOST, Decision, Failure, Status
 from ..listeners.registry import Listener
 from ..signals import announce, event_decided, event_started
@@ -115,6 +115,7 @@ class Call(Invocation):
 
     def _begin(self) -> tuple[Any, ...]:
         """Announce the call, unless it is the fallback's; return its arguments."""
+        delivering.set(self.event)
         if self.failure is not None:
             return self.event, self.failure
         if event_started.receivers:

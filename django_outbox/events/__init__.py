@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .arguments import ABSENT
-from .event import Event, event_from_row
+from .event import Event, current_event, delivering, event_from_row
 from .ids import least_id, new_id
 from .json_text import check_text, decode, encode, encode_headers, fit
 from .typed import Declaration, check_payload, class_fault, declared
@@ -46,8 +46,10 @@ __all__ = [
     "check_payload",
     "check_text",
     "class_fault",
+    "current_event",
     "decode",
     "declared",
+    "delivering",
     "encode",
     "event_label",
     "encode_headers",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from contextvars import ContextVar
 from copy import copy
 from dataclasses import InitVar, dataclass, field, replace
 from datetime import datetime, timedelta
@@ -226,6 +227,25 @@ class Event:
 for _name in ("aggregate", "deliver_after"):  # only arguments, not attributes
     delattr(Event, _name)
     del Event.__dataclass_fields__[_name]  # dataclasses.replace would read them
+
+# Set at the start of each call, never reset: a delivery runs in a context of its own.
+delivering: ContextVar[Event | tuple[Event, ...] | None] = ContextVar("delivering", default=None)
+
+
+def current_event() -> Event | tuple[Event, ...] | None:
+    """Return the event that a listener is being called with; None outside a delivery.
+
+    A batch listener's call has a tuple of its events. It works at any depth below listeners,
+    fallbacks and interceptors, but not in threads that they start themselves.
+
+    Example::
+
+        def send_letter(address):
+            event = outbox.current_event()
+            print(address, event and event.event_id)
+    """
+    return delivering.get()
+
 
 INSTANTS = ("occurred_at", "created_at", "deliver_at", "first_due_at", "available_at")
 _OF_DELIVERY = ("payload", "listener", "database")
