@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from enum import Enum, IntEnum
 from typing import Any
 from uuid import UUID
 
+import msgspec
 import pytest
 from django.db import models
 from django.test import override_settings
@@ -350,6 +352,41 @@ UNFIT: dict[str, Callable[[], Any]] = {
 def test_what_json_cannot_hold_is_invalid(name: str) -> None:
     with pytest.raises(InvalidEvent, match="cannot be written as JSON"):
         encode(UNFIT[name]())
+
+
+@dataclass
+class Cart:
+    coupon: str
+    lines: Any
+
+
+class Box(msgspec.Struct):
+    label: str
+    content: Any
+
+
+FAULTY_PATHS: list[tuple[Any, str]] = [
+    ({1}, "payload"),
+    ({"order": {"lines": [{"price": 1}, {"price": {1}}]}}, "payload.order.lines[1].price"),
+    ({"a": ({}, [NAN])}, "payload.a[1][0]"),
+    ({"no name": {7: b"x"}}, "payload['no name'][7]"),
+    ({"by": {(1, 2): 3}}, "payload.by"),  # the key is the fault
+    (Cart("x", lines=[{"price": Decimal("NaN")}]), "payload.lines[0].price"),
+    ({"box": Box("x", content=[Cart("x", b"x")])}, "payload.box.content[0].lines"),
+    ({"box": Box("x", content=[1, object()])}, "payload.box.content[1]"),
+    ({"of": ORDER}, "payload.of"),  # not an attribute of what is no payload
+]
+
+
+@cases(("payload", "path"), FAULTY_PATHS)
+def test_what_json_cannot_hold_is_named_by_its_path(payload: Any, path: str) -> None:
+    with pytest.raises(InvalidEvent, match=f"^{re.escape(path)} "):
+        encode(payload)
+
+
+def test_the_path_ends_where_nesting_does() -> None:
+    with pytest.raises(InvalidEvent, match=r"^payload(\[0\]){100} "):
+        encode(nested(700, inside={1}))
 
 
 def nested(depth: int, *, inside: Any = 1) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from decimal import Decimal
 from json import JSONEncoder
@@ -15,7 +15,7 @@ import msgspec
 from django.utils.functional import Promise
 
 from ..exceptions import InvalidEvent, PayloadError, PayloadTooLarge
-from .kinds import fault, undefined
+from .kinds import fault, field_names, undefined
 from .validation import NO_HEADERS
 
 T = TypeVar("T")
@@ -25,7 +25,7 @@ NOT_JSON = (bytes, bytearray, memoryview, set, frozenset)  # msgspec would write
 
 
 def encode(payload: Any) -> str:
-    """Return the payload as JSON text; ``InvalidEvent`` for what JSON cannot express.
+    """Return the payload as JSON text; ``InvalidEvent`` names the field that JSON cannot express.
 
     The standard library's encoder rejects NaN and Infinity; msgspec would write null.
     ``check_text`` refuses what a database cannot store.
@@ -34,8 +34,8 @@ def encode(payload: Any) -> str:
         return _encoder.encode(payload)
     except (TypeError, ValueError, OverflowError) as error:
         raise InvalidEvent(
-            f"The payload cannot be written as JSON: {error}. Expected JSON values, dates, UUIDs, "
-            "Decimals, enums or dataclasses of these."
+            f"{_faulty_path(payload)} cannot be written as JSON: {error}. Expected JSON values, "
+            "dates, UUIDs, Decimals, enums or dataclasses of these."
         ) from error
     except RecursionError:
         raise _too_deep() from None
@@ -144,6 +144,35 @@ def check_text(text: Any, *, most: int) -> None:
         raise InvalidEvent("The payload's text holds a NUL character, which PostgreSQL refuses.")
     if text.count("[") + text.count("{") > MAX_NESTING and _nesting(text) > MAX_NESTING:
         raise _too_deep()
+
+
+def _faulty_path(value: Any, path: str = "payload", above: tuple[Any, ...] = ()) -> str:
+    """Return the path of the innermost value that the encoder refuses: ``payload.lines[2].price``.
+
+    ``above`` are the values that this one is in.
+    """
+    if len(above) < MAX_NESTING and not any(value is each for each in above):
+        for step, inner in _parts(value):
+            try:
+                _encoder.encode(inner)
+            except (TypeError, ValueError, OverflowError, RecursionError):
+                return _faulty_path(inner, path + step, (*above, value))
+    return path
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the values that are written for a value, each with the step of the path to it."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield f".{key}" if isinstance(key, str) and key.isidentifier() else f"[{key!r}]", inner
+    elif isinstance(value, (list, tuple)):
+        yield from ((f"[{at}]", inner) for at, inner in enumerate(value))
+    else:
+        try:
+            yield from _parts(_default(value))
+        except (TypeError, ValueError, OverflowError, RecursionError):
+            for name in field_names(value) or ():
+                yield f".{name}", getattr(value, name, None)
 
 
 def _default(value: Any) -> Any:

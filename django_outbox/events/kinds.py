@@ -175,6 +175,20 @@ def _is_key(node: Any, is_plain: bool) -> bool:
 # --- what pydantic reads --------------------------------------------------------------------------
 
 
+def field_names(value: Any) -> list[str] | None:
+    """Return the names of an instance's fields; None for an instance of any other class."""
+    cls = type(value)
+    if is_dataclass(cls):
+        return [each.name for each in fields(cls)]
+    if is_model(cls):
+        return [*cls.model_fields, *cls.__private_attributes__, "model_extra"]
+    if isinstance(value, msgspec.Struct):
+        return [*cls.__struct_fields__]
+    if hasattr(cls, "__attrs_attrs__"):
+        return [each.name for each in cls.__attrs_attrs__]
+    return None
+
+
 def is_model(cls: Any) -> bool:
     return isinstance(cls, type) and hasattr(cls, "model_validate_json")
 

@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
-import msgspec
 from django.conf import settings as django_settings
 
 from ..exceptions import InvalidEvent, PayloadError
@@ -201,7 +200,7 @@ def difference(written: Any, read: Any, where: str = "") -> str | None:
     """Return the field in which what was read differs from what was written; None if in none."""
     if written is read:
         return None
-    names = _field_names(written)
+    names = _attribute_names(written)
     if names is not None and type(written) is type(read):
         pairs = [(f"{where}.{name}", name) for name in names]
         return _first((getattr(written, n, None), getattr(read, n, None), at) for at, n in pairs)
@@ -223,20 +222,12 @@ def _first(parts: Iterator[tuple[Any, Any, str]]) -> str | None:
     return next((found for each in parts if (found := difference(*each))), None)
 
 
-def _field_names(value: Any) -> list[str] | None:
-    """Return the names of what an instance consists of; None for a value without fields."""
-    cls = type(value)
-    if dataclasses.is_dataclass(cls):
-        return [each.name for each in dataclasses.fields(cls)]
-    if kinds.is_model(cls):
-        return [*cls.model_fields, *cls.__private_attributes__, "model_extra"]
-    if isinstance(value, msgspec.Struct):
-        return [*cls.__struct_fields__]
-    if hasattr(cls, "__attrs_attrs__"):
-        return [each.name for each in cls.__attrs_attrs__]
-    if getattr(cls, "__eq__", None) is object.__eq__ and not kinds.is_enum(cls):
+def _attribute_names(value: Any) -> list[str] | None:
+    """Return the names of what an instance consists of; None for a value without attributes."""
+    names, cls = kinds.field_names(value), type(value)
+    if names is None and getattr(cls, "__eq__", None) is object.__eq__ and not kinds.is_enum(cls):
         return [*getattr(value, "__dict__", ())] or None
-    return None
+    return names
 
 
 def _require_readable(cls: type) -> None:
