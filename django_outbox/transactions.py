@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from contextvars import ContextVar
+from types import FrameType
 
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.dispatch import Signal
 
 from .exceptions import InvalidEvent, NoActiveTransaction
 from .sql import dialect_of
@@ -34,10 +37,24 @@ def require(connection: BaseDatabaseWrapper, happened: str) -> None:
     hint = (
         f" A transaction is active on {others}; did you mean using= one of them?" if others else ""
     )
+    if not hint and _in_signal_receiver():
+        hint = (
+            " A signal receiver did so, and many apps send their signals after their transaction: "
+            "atomic() around this alone only hides the gap. Open it around the code that sends the "
+            "signal, by overriding that method, or set ATOMIC_REQUESTS."
+        )
     raise NoActiveTransaction(
         f"{happened} outside a transaction on {connection.alias!r}. Expected transaction.atomic() "
         f"around it and the business change, so that both commit or neither does.{hint}"
     )
+
+
+def _in_signal_receiver() -> bool:
+    """Return whether a ``django.dispatch.Signal`` is being sent further up the stack."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_globals.get("__name__") != Signal.__module__:
+        frame = frame.f_back
+    return frame is not None
 
 
 def require_charset(connection: BaseDatabaseWrapper, texts: Iterable[str]) -> None:

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from asgiref.sync import async_to_sync
 from django.db import connection, connections, models, transaction
 from django.db.transaction import TransactionManagementError
+from django.dispatch import Signal
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
@@ -186,6 +188,29 @@ def test_the_hint_names_the_alias_that_is_in_a_transaction() -> None:
     ):
         write("x")
     assert rows() == rows("other") == 0
+
+
+SENDING: dict[str, Callable[[Signal], object]] = {
+    "send": lambda signal: signal.send(sender=None),
+    "send_robust": lambda signal: signal.send_robust(sender=None)[0][1],
+    "asend": lambda signal: async_to_sync(signal.asend)(sender=None),
+}
+
+
+@cases("way", SENDING)
+def test_a_signal_receiver_is_told_what_it_can_do(way: str) -> None:
+    def receiver(**named: object) -> None:
+        write("x")
+
+    signal = Signal()
+    signal.connect(receiver)
+    with pytest.raises(NoActiveTransaction) as outside:
+        receiver()
+    with pytest.raises(NoActiveTransaction) as caught:
+        if isinstance(answer := SENDING[way](signal), Exception):
+            raise answer
+    assert "ATOMIC_REQUESTS" in str(caught.value)
+    assert "ATOMIC_REQUESTS" not in str(outside.value)
 
 
 @override_settings(DATABASE_ROUTERS=["tests.test_write.ToOther"])
