@@ -26,7 +26,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import django_outbox as outbox
-from django_outbox import GLOBAL, Event, InvalidEvent, PayloadError, PayloadTooLarge
+from django_outbox import GLOBAL, Event, InvalidEvent, PayloadError, PayloadTooLarge, write
 from django_outbox.events import (
     LENGTHS,
     check_text,
@@ -162,6 +162,35 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 def test_what_no_event_has(fields: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidEvent, match=said):
         Event(**{"event_type": "x", **fields})
+
+
+SUGGESTED: dict[str, str | None] = {
+    "delay": "deliver_after",
+    "countdown": "deliver_after",
+    "delay_secs": "deliver_after",
+    "eta": "available_at",
+    "run_at": "available_at",
+    "aggregate_typ": "aggregate_type",
+    "idempotency_key": "unique_key",
+    "colour": None,
+}
+
+
+@pytest.mark.parametrize("call", [write, Event])
+@cases(("name", "right"), SUGGESTED.items())
+def test_an_unknown_argument_is_refused_with_the_name_of_a_known_one(
+    call: Callable[..., object], name: str, right: str | None
+) -> None:
+    with pytest.raises(TypeError, match=f"'{name}'") as caught:
+        call(event_type="x", payload={}, **{name: 5})
+    assert right is None or f"{right!r}?" in str(caught.value)
+    with pytest.raises(TypeError, match=r"due time"):  # others are passed on
+        call(event_type="x", deliver_after=None)
+
+
+def test_a_due_time_that_only_the_outbox_fills_in_is_refused() -> None:
+    with pytest.raises(InvalidEvent, match="available_at"):
+        Event(event_type="x", deliver_at=NOON)
 
 
 def test_str_names_the_event_in_one_line_without_payload() -> None:

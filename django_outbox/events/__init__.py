@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .arguments import ABSENT
+from .arguments import ABSENT, suggest_names
 from .event import Event, current_event, delivering, event_from_row
 from .ids import least_id, new_id
 from .json_text import check_text, decode, encode, encode_headers, fit
@@ -63,6 +63,7 @@ __all__ = [
     "split_stream",
     "stored_instant",
     "stream_of",
+    "suggest_names",
     "unrouted",
     "type_name",
 ]

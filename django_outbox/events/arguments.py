@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 from collections.abc import Callable
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any, Final
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import msgspec
 
@@ -18,9 +21,38 @@ if TYPE_CHECKING:
     from .event import Event
 
 
+F = TypeVar("F", bound=Callable[..., Any])
 Put = Callable[[str, Any], None]  # sets a field of the event, which is frozen
 
 ABSENT: Final = msgspec.UNSET  # an argument that was not given, as opposed to ``None``
+
+OTHER_NAMES: Final = {  # by what other libraries call them
+    **dict.fromkeys("delay countdown deliver_in run_in".split(), "deliver_after"),
+    **dict.fromkeys("eta deliver_at run_at run_after send_at not_before".split(), "available_at"),
+    **dict.fromkeys("idempotency_key deduplication_id job_id".split(), "unique_key"),
+    **dict.fromkeys("partition_key ordering_key message_group_id".split(), "key"),
+}
+
+
+def suggest_names(function: F) -> F:
+    """Return the function, whose ``TypeError`` for an unknown argument suggests a known one."""
+
+    @wraps(function)
+    def call(*args: Any, **named: Any) -> Any:
+        try:
+            return function(*args, **named)
+        except TypeError:
+            known = inspect.signature(function).parameters
+            for name in named.keys() - known:
+                near = difflib.get_close_matches(name, [*known, *OTHER_NAMES], n=1)
+                if near and (right := OTHER_NAMES.get(near[0], near[0])) in known:
+                    title = function.__qualname__.removesuffix(".__init__")
+                    raise TypeError(
+                        f"{title}() got an unexpected argument {name!r}. Did you mean {right!r}?"
+                    ) from None
+            raise
+
+    return cast("F", call)
 
 
 def fill_declared(put: Put, event: Event, declaration: Declaration, aggregate: Any) -> None:
@@ -71,6 +103,10 @@ def fill_times(put: Put, event: Event, deliver_after: Any) -> datetime | None:
     due: Any = event.available_at
     if deliver_after is None or (due is None and event._generated is None):
         raise TypeError("None is not a due time; omit the argument to deliver at once.")
+    if event.deliver_at is not None and event._generated is None:
+        raise InvalidEvent(
+            f"deliver_at is {event.deliver_at!r}; the outbox fills it in. Expected available_at."
+        )
     due = ABSENT if due is None else due
     if due is not ABSENT and deliver_after is not ABSENT:
         raise InvalidEvent("available_at and deliver_after were both given; expected one of them.")

@@ -247,6 +247,8 @@ def current_event() -> Event | tuple[Event, ...] | None:
     return delivering.get()
 
 
+Event.__init__ = arguments.suggest_names(Event.__init__)  # type: ignore[method-assign]
+
 INSTANTS = ("occurred_at", "created_at", "deliver_at", "first_due_at", "available_at")
 _OF_DELIVERY = ("payload", "listener", "database")
 _ROW_FIELDS = tuple(name for name in Event.__slots__ if name[0] != "_" and name not in _OF_DELIVERY)

@@ -26,6 +26,7 @@ from ..events import (
     check_text,
     declared,
     encode_headers,
+    suggest_names,
 )
 from ..exceptions import DuplicateEvent, InvalidEvent
 from ..listeners.queues import routes_of_new
@@ -39,6 +40,7 @@ Row = tuple[Event, str, str | None]  # event, payload text, headers text
 DUE_TIMES = ("available_at", "deliver_after")
 
 
+@suggest_names
 def write(
     event_type: Any,
     payload: Any = None,
