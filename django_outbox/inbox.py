@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from django.db import connections, router, transaction
+from django.db import DatabaseError, connections, router, transaction
 
 from . import transactions
 from .events import RECEIVED_LENGTHS, exact_text, identity
@@ -47,7 +47,14 @@ def once(source: str, message_id: Any, *, using: str | None = None) -> Iterator[
     transactions.require(connection, "A message was received")
     transactions.require_charset(connection, (source, message_id))
     with transaction.atomic(using=alias):
-        yield dialect_of(connection).receive(connection, source=source, message_id=message_id)
+        try:
+            is_new = dialect_of(connection).receive(
+                connection, source=source, message_id=message_id
+            )
+        except DatabaseError as error:
+            transactions.raise_if_missing_table(connection, error)
+            raise
+        yield is_new
 
 
 def _checked(name: str, given: Any) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from contextvars import ContextVar
 from types import FrameType
 
-from django.db import connections
+from django.db import DatabaseError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.dispatch import Signal
 
@@ -55,6 +55,23 @@ def _in_signal_receiver() -> bool:
     while frame is not None and frame.f_globals.get("__name__") != Signal.__module__:
         frame = frame.f_back
     return frame is not None
+
+
+def raise_if_missing_table(connection: BaseDatabaseWrapper, error: DatabaseError) -> None:
+    """Raise the error of an INSERT again, with what to do, if a table of the outbox is missing.
+
+    It sends no query, which PostgreSQL would refuse after the error.
+    """
+    if not dialect_of(connection).is_missing_table(error):
+        return
+    *code, reason = error.args
+    message = (
+        f"A table of the outbox is missing on {connection.alias!r}: {str(reason).splitlines()[0]}. "
+        f"Run: manage.py migrate django_outbox --database {connection.alias}. Inside a migration, "
+        'add ("django_outbox", "0001_initial") to its dependencies; if it is of another app, give '
+        "one of yours that dependency, and run_before."
+    )
+    raise type(error)(*code, message) from error.__cause__
 
 
 def require_charset(connection: BaseDatabaseWrapper, texts: Iterable[str]) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from asgiref.sync import sync_to_async
 from django.conf import settings as django_settings
 from django.core import mail
-from django.db import connections, router, transaction
+from django.db import DatabaseError, connections, router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from .. import hooks, transactions
@@ -147,6 +147,9 @@ def _write(events: list[Event], using: str | None, on_duplicate: str) -> list[st
         if on_duplicate == "raise":
             raise
         return [_existing_id(connection, rows[0][0])]
+    except DatabaseError as error:
+        transactions.raise_if_missing_table(connection, error)
+        raise
     for event in events:
         event.mark_written()
     after_insert(connection, rows)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
-from django.db import DatabaseError, connection, transaction
+from django.db import DatabaseError, connection, models, transaction
 
 from django_outbox import DuplicateEvent, Event, NoActiveTransaction, write, write_many
 from django_outbox.events import new_id
+from django_outbox.inbox import once
 from django_outbox.listeners.outcomes import Status
-from django_outbox.models import OutboxEvent
+from django_outbox.models import OutboxEvent, OutboxInbox, OutboxStream
 from django_outbox.sql import dialect_of
 from django_outbox.sql.base import insert as inserting
 from tests.table import now
@@ -110,26 +111,50 @@ def test_autocommit_switched_off_is_no_transaction() -> None:
         transaction.set_autocommit(True)
 
 
-@transaction.atomic
-def place_order() -> None:
-    Order.objects.create(sku="lost")
-    write("x")
+INSERTS: list[tuple[type[models.Model], Callable[[], object]]] = [
+    (OutboxEvent, lambda: write("x")),
+    (OutboxEvent, lambda: write("x", event_id="mine")),  # in a savepoint
+    (OutboxStream, lambda: write("x", key="k")),
+    (OutboxInbox, lambda: once("source", "id").__enter__()),
+]
 
 
-def test_a_failing_insert_reaches_the_caller_and_aborts_the_transaction(
-    transactional_db: None,
+@pytest.mark.parametrize(("model", "insert"), INSERTS)
+def test_a_missing_table_reaches_the_caller_and_aborts_the_transaction(
+    transactional_db: None, model: type[models.Model], insert: Callable[[], object]
 ) -> None:
     """The caller gets Django's own error, and the business change is rolled back."""
-    table = OutboxEvent._meta.db_table
+    table = model._meta.db_table
     with connection.schema_editor() as editor:
-        editor.alter_db_table(OutboxEvent, table, "elsewhere")
+        editor.alter_db_table(model, table, "elsewhere")
     try:
-        with pytest.raises(DatabaseError):
-            place_order()
+        with pytest.raises(DatabaseError) as expected:
+            model._base_manager.exists()
+        with (
+            pytest.raises(
+                type(expected.value), match="migrate django_outbox --database default"
+            ) as caught,
+            transaction.atomic(),
+        ):
+            Order.objects.create(sku="lost")
+            insert()
     finally:
         with connection.schema_editor() as editor:
-            editor.alter_db_table(OutboxEvent, "elsewhere", table)
+            editor.alter_db_table(model, "elsewhere", table)
+    assert type(caught.value.__cause__) is type(expected.value.__cause__)
     assert not Order.objects.exists()
+
+
+def test_another_error_reaches_the_caller_as_it_is() -> None:
+    def refuse(*_: object) -> None:
+        raise DatabaseError("other")
+
+    with (
+        transaction.atomic(),
+        connection.execute_wrapper(refuse),
+        pytest.raises(DatabaseError, match=r"^other$"),
+    ):
+        write("x")
 
 
 def test_many_are_one_insert_and_return_ids_in_order() -> None:

@@ -41,6 +41,10 @@ class Statements(ABC):
     def is_lock_wait(self, error: BaseException) -> bool:
         """Return whether a statement failed because it took too long, as a rule for a lock."""
 
+    @abstractmethod
+    def is_missing_table(self, error: BaseException) -> bool:
+        """Return whether a statement failed because a table of it does not exist."""
+
     def _run(self, connection: BaseDatabaseWrapper, sql: str, params: Sequence[Any]) -> int:
         """Execute one statement; return how many rows it changed."""
         with connection.cursor() as cursor:

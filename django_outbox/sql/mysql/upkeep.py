@@ -23,6 +23,7 @@ ALWAYS = {
 MAX_IDS = 10_000  # of dead events, in the condition of a query
 WHOLE = ("utf8mb4", "gb18030")  # charsets that have every character
 WAITED = ((1205,), (1969,))  # errors: a lock wait timed out, or MariaDB's max_statement_time
+NO_SUCH_TABLE = 1146
 IDLE = 10  # seconds that a transaction of an engine thread may be idle
 
 
@@ -68,6 +69,9 @@ class MySQLUpkeep(Upkeep, Inspection):
 
     def is_lock_wait(self, error: BaseException) -> bool:
         return isinstance(error, OperationalError) and error.args[:1] in WAITED
+
+    def is_missing_table(self, error: BaseException) -> bool:
+        return error.args[:1] == (NO_SUCH_TABLE,)
 
     def failing_isolation(self, connection: BaseDatabaseWrapper) -> str | None:
         with connection.cursor() as cursor:  # MySQL 8 and MariaDB name the level differently

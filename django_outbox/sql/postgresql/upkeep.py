@@ -13,6 +13,7 @@ from ..base.transactions import single_transaction
 from ..base.upkeep import Upkeep
 
 WAITED = ("55P03", "57014")  # errors: lock_timeout, and statement_timeout, which may be shorter
+UNDEFINED_TABLE = "42P01"
 PREPARE_AFTER = 3  # executions before a statement is prepared
 AUTOCOMMIT_LEVEL = r"-c default_transaction_isolation=read\ committed"  # for single statements
 # A plan made for an empty table stays in use when the table is full, so it must suit both. A join
@@ -44,6 +45,9 @@ class PostgresUpkeep(Upkeep):
 
     def is_lock_wait(self, error: BaseException) -> bool:
         return getattr(error.__cause__, "sqlstate", None) in WAITED
+
+    def is_missing_table(self, error: BaseException) -> bool:
+        return getattr(error.__cause__, "sqlstate", None) == UNDEFINED_TABLE
 
     def failing_isolation(self, connection: BaseDatabaseWrapper) -> str | None:
         # Inside a transaction, because psycopg sets the level when it begins one.

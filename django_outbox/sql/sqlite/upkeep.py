@@ -34,6 +34,9 @@ class SQLiteUpkeep(Upkeep):
     def is_lock_wait(self, error: BaseException) -> bool:
         return isinstance(error, OperationalError) and "locked" in str(error)
 
+    def is_missing_table(self, error: BaseException) -> bool:
+        return isinstance(error, OperationalError) and "no such table" in str(error)
+
     def version_text(self, connection: BaseDatabaseWrapper) -> str:
         return ""
 
