@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         Unrecoverable,
         UnroutableEvent,
     )
+    from .inspection.fate import Fate, fate
     from .listeners.outcomes import Dead, Defer, Done, Failure
     from .listeners.registry import ANY, listener
     from .listeners.retry import Exponential, Fixed, Jittered, Linear, RetryPolicy
@@ -41,6 +42,7 @@ _MODULES = {
     "exceptions": "BrokerUnavailable DuplicateEvent InvalidEvent ListenerAlreadyRegistered "
     "ListenerTimeout NoActiveTransaction OutboxError PayloadError PayloadTooLarge RetryAfter "
     "UnroutableEvent Unrecoverable",
+    "inspection.fate": "Fate fate",
     "listeners.outcomes": "Dead Defer Done Failure",
     "listeners.registry": "ANY listener",
     "listeners.retry": "Exponential Fixed Jittered Linear RetryPolicy",
@@ -60,6 +62,7 @@ __all__ = [
     "Event",
     "Exponential",
     "Failure",
+    "Fate",
     "Fixed",
     "InvalidEvent",
     "Jittered",
@@ -81,6 +84,7 @@ __all__ = [
     "current_event",
     "drain",
     "event",
+    "fate",
     "inbox",
     "listener",
     "write",

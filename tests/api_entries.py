@@ -216,6 +216,8 @@ CHAPTERS: dict[str, list[Entry]] = {
             see="[Without a worker](../how-to/go-to-production.md#without-a-worker)",
         ),
         top("current_event"),
+        top("fate"),
+        named("django_outbox:Fate", signature="", see="[`--event`](commands.md#outbox_status)"),
         top("Worker", example=WORKER_EXAMPLE, methods=("depths", "is_spent")),
     ],
     "receiving": [

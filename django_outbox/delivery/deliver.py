@@ -14,7 +14,7 @@ from ..clocks import monotonic
 from ..conf import Settings, current
 from ..exceptions import PayloadError, UnroutableEvent
 from ..listeners import registry
-from ..listeners.outcomes import DONE, Decision, Status
+from ..listeners.outcomes import DISCARDED, DONE, Decision, Status
 from ..listeners.queues import can_be_awaited, is_published
 from ..listeners.registry import Listener
 from ..models import live_workers
@@ -171,7 +171,8 @@ def unroutable(lease: Lease, settings: Settings, alias: str) -> Decision:
         return _deferred(lease, error, settings.UNROUTABLE_GRACE)
     if decision is DONE or len(lease.routes.split()) == 1:
         return decision
-    return replace(decision, status=Status.DONE, outcome="discarded")
+    text = clean(f"{DISCARDED} {decision.error}")
+    return replace(decision, status=Status.DONE, error=text, outcome="discarded")
 
 
 def _no_listener(lease: Lease, settings: Settings) -> str:

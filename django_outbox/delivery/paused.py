@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import Final
 
 from ..listeners.outcomes import Decision, Status
-from ..listeners.registry import titles_of
+from ..models.pause_queryset import names_holding
 from ..sql.values import CLOSING_KINDS, Pauses
 
 NO_PAUSES: Pauses = frozenset()
@@ -16,15 +16,8 @@ PAUSED: Final = Decision(status=Status.NEW, delay=PAUSED_DELAY, outcome="deferre
 
 
 def is_paused(pauses: Pauses, event_type: str, listener: str | None, key: str | None) -> bool:
-    """Return whether an event may not be delivered now to the listener with this title.
-
-    A pause of a listener that was renamed holds by any of its titles.
-    """
-    return (
-        ("event_type", event_type) in pauses
-        or any(("listener", title) in pauses for title in titles_of(listener))
-        or ("stream", key) in pauses
-    )
+    """Return whether an event may not be delivered now to the listener with this title."""
+    return not pauses.isdisjoint(names_holding(event_type, listener, key))
 
 
 @lru_cache(maxsize=64)

@@ -125,5 +125,6 @@ class Decision:
         return replace(self, error=error, cause=cause)
 
 
+DISCARDED = "Discarded:"  # begins the error of a delivery whose listener was removed
 DONE = Decision(status=Status.DONE)
 LOST = Decision(status=Status.NEW, outcome="lost", written=True)  # another worker owns the row

@@ -149,6 +149,17 @@ def paused_condition(alias: str) -> Q:
     return Q(event_type__in=types) | Q(key__in=keys) | Q(queue__in=queues) | POSTPONED
 
 
+def names_holding(
+    event_type: str, listener: str | None, key: str | None
+) -> list[tuple[str, str | None]]:
+    """Return kind and name of each pause, but of its queue, that would hold back a delivery.
+
+    A pause of a listener that was renamed holds by any of its titles.
+    """
+    titles = [("listener", title) for title in titles_of(listener)]
+    return [("event_type", event_type), *titles, ("stream", key)]
+
+
 def settable_kinds() -> list[str]:
     """Return the kinds of pauses that people can set; only a worker opens a circuit breaker."""
     from . import OutboxPause

@@ -418,6 +418,7 @@ def test_what_only_a_removed_listener_was_given_is_dead_and_else_discarded(
     found = ended(event_id)
     assert (found.status, found.attempts, found.available_at) == (status, 0, None)
     assert f"{GONE!r}" in str(found.last_error)
+    assert [each.state for each in outbox.fate(event_id) if each.listener == GONE] == [outcome]
     assert [each["outcome"] for each in settled if each["event"].listener == GONE] == [outcome]
     said = [each.getMessage() for each in caplog.records if each.getMessage().startswith(outcome)]
     assert len(said) == 1

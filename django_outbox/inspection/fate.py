@@ -1,0 +1,180 @@
+"""What became of an event: the state of each of its deliveries, and what holds one back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+from django.db import router
+
+from ..events import ROW_ID_LENGTH, exact_text
+from ..listeners import registry
+from ..listeners.history import first_line
+from ..listeners.outcomes import DISCARDED, UNSETTLED, Status
+from ..models import OutboxEvent, OutboxPause, OutboxStream
+from ..models.fields import DatabaseNow
+from ..models.pause_queryset import names_holding
+from ..models.stream_queryset import LONG_TEXTS
+from ..sql.values import CLOSING_KINDS
+
+DELETED: Final = "purged, or discarded by a person"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fate:
+    """The state of an event for one listener; ``str()`` makes it a line.
+
+    - ``event_type``, ``listener``: its title; None: not routed yet.
+    - ``state``: ``"done"``, ``"dead"``, ``"leased"``, ``"held"`` (by a pause, a breaker or its
+      key), ``"retrying"``, ``"waiting"``, ``"unrouted"``, ``"discarded"`` (its listener was
+      removed) or ``"deleted"``.
+    - ``since``: when it ended, was leased, paused or due.
+    - ``until``: when that changes, if known.
+    - ``by``: the worker, pause, breaker or earlier event.
+    - ``reason``: of the pause, or the error's first line.
+    - ``attempts``: failed ones.
+    - ``id``: of the delivery; empty if deleted.
+
+    Example::
+
+        fate = outbox.Fate(event_type="order.placed", listener=None, state="unrouted")
+        assert str(fate) == "order.placed unrouted"
+    """
+
+    event_type: str
+    listener: str | None
+    state: str
+    since: datetime | None = None
+    until: datetime | None = None
+    by: str = ""
+    reason: str = ""
+    attempts: int = 0
+    id: str = ""
+
+    def __str__(self) -> str:
+        parts = [self.listener or self.event_type, self.state]
+        at = {"since": self.since, "until": self.until}
+        parts += [f"{name} {each.isoformat(' ', 'seconds')}" for name, each in at.items() if each]
+        parts += [f"by {self.by}"] if self.by else []
+        return " ".join(parts) + (f": {self.reason}" if self.reason else "")
+
+    def as_row(self) -> dict[str, Any]:
+        """Return plain values, as reports show them."""
+        return {name: each for name, each in asdict(self).items() if name != "event_type"}
+
+
+class Place(NamedTuple):
+    """The stream of a delivery that waits in one."""
+
+    due_at: datetime | None
+    locked_by: str | None
+    locked_at: datetime | None
+    head: OutboxEvent | None  # its first event
+    is_blocked: bool  # by the head
+
+
+def fate(event_id: str, *, using: str | None = None) -> list[Fate]:
+    """Return the state of an event for each of its listeners; empty if it is not stored.
+
+    The id of a delivery means that one alone. Raises ``InvalidEvent`` for an id that no event can
+    have.
+
+    Example::
+
+        for each in outbox.fate("01KAW3J5Q8ZV7N2M4X6R9T0BCD"):
+            print(each)  # order.placed mail held by queue letters: printer down
+    """
+    alias = using or router.db_for_write(OutboxEvent)
+    found = OutboxEvent.objects.using(alias).with_ids(
+        [exact_text("event_id", event_id, most=ROW_ID_LENGTH)]
+    )
+    rows: list[Any] = [*found.defer(*LONG_TEXTS).annotate(now=DatabaseNow()).order_by("pk")]
+    pending = [each for each in rows if each.status in UNSETTLED]
+    pauses, places = _pauses(alias, pending), _places(alias, pending)
+    fates = [fate_of(each, each.now, pauses, places.get(each.stream)) for each in rows]
+    return [*fates, *_deleted(rows)] if rows and rows[0].event_id == event_id else fates
+
+
+def fate_of(
+    row: OutboxEvent, now: datetime, pauses: Iterable[OutboxPause], place: Place | None = None
+) -> Fate:
+    """Return the fate of a row; ``now``: the database's, ``place``: in its stream, if it has one.
+
+    ``pauses`` may hold others as well.
+    """
+    tell = partial(
+        Fate, event_type=row.event_type, listener=row.listener, attempts=row.attempts, id=row.pk
+    )
+    reason = first_line(row.last_error)
+    if row.status not in UNSETTLED:
+        state = "done" if row.status == Status.DONE else "dead"
+        state = "discarded" if state == "done" and reason.startswith(DISCARDED) else state
+        return tell(state=state, since=row.done_at, reason=reason)
+    due, owner, leased_at, head, is_blocked = place or Place(
+        row.available_at, row.locked_by, row.locked_at, None, False
+    )
+    later = due if due is not None and due > now else None
+    before = None if head is None or head.pk == row.pk else head
+    if owner and later and before is None:
+        return tell(state="leased", since=leased_at, until=later, by=owner, reason=reason)
+    if (pause := _pause_of(row, pauses)) is not None:
+        name, until = f"{pause.kind} {pause.name}", pause.until
+        return tell(state="held", since=pause.paused_at, until=until, by=name, reason=pause.reason)
+    if before is not None:
+        wait = partial(tell, by=f"event {before.event_id}")
+        if not is_blocked:
+            return wait(state="waiting")
+        return wait(state="held", until=later, reason=first_line(before.last_error))
+    state = "retrying" if row.status == Status.RETRY else "waiting"
+    state = state if row.listener is not None else "unrouted"
+    return tell(state=state, since=None if later else due, until=later, reason=reason)
+
+
+def _pause_of(row: OutboxEvent, pauses: Iterable[OutboxPause]) -> OutboxPause | None:
+    """Return the pause or open breaker that holds a row; of several, the one that ends last."""
+    names = _names_holding(row)
+    found = [each for each in pauses if (each.kind, each.name) in names]
+    return max(
+        found, key=lambda each: (each.until is None, each.until or each.paused_at), default=None
+    )
+
+
+def _names_holding(row: OutboxEvent) -> list[tuple[str, str | None]]:
+    closing = [(kind, row.queue) for kind in CLOSING_KINDS]
+    return [*names_holding(row.event_type, row.listener, row.key), *closing]
+
+
+def _pauses(alias: str, rows: Sequence[OutboxEvent]) -> list[OutboxPause]:
+    names = {name for row in rows for _, name in _names_holding(row) if name is not None}
+    return [*OutboxPause.objects.using(alias).filter(name__in=names)] if names else []
+
+
+def _places(alias: str, rows: Sequence[OutboxEvent]) -> dict[str | None, Place]:
+    """Return the streams in which these rows wait, by name."""
+    names = {row.stream for row in rows if row.stream is not None and row.available_at is None}
+    if not names:
+        return {}
+    every = OutboxStream.objects.using(alias)
+    streams, heads = every.filter(pk__in=names), every.summaries([*names])
+    blocked = {*every.blocked().filter(pk__in=names).values_list("pk", flat=True)}
+    return {
+        each.pk: Place(
+            each.due_at, each.locked_by, each.locked_at, heads[each.pk].head, each.pk in blocked
+        )
+        for each in streams
+    }
+
+
+def _deleted(rows: Sequence[OutboxEvent]) -> Iterator[Fate]:
+    """Yield a fate for each listener of which only the receipt of an event is left."""
+    left = {registry.digest(row.listener) for row in rows if row.listener is not None}
+    titles = {registry.digest(t): t for each in registry.listeners() for t in each.titles}
+    for entry in sorted({each for row in rows for each in (row.routes or "").split()}):
+        digests = entry.split("/")
+        if left.isdisjoint(digests):
+            title = next(filter(None, map(titles.get, digests)), f"#{digests[0]}")
+            event_type = rows[0].event_type
+            yield Fate(event_type=event_type, listener=title, state="deleted", reason=DELETED)
