@@ -299,3 +299,31 @@ def test_45_watch_as_json_is_one_line_a_look(three_looks: list[float]) -> None:
     news = [each["databases"]["default"]["counts"]["NEW"] for each in lines]
     assert news == [0, 1, 2]
     assert "cannot be combined" in fails("--watch", "--check")[1]
+
+
+# --- one event ------------------------------------------------------------------------------------
+
+
+def test_the_fate_of_an_event_is_shown_and_of_a_delivery_alone() -> None:
+    insert(event_id="e", listener="order.placed 0")
+    (other,) = insert(listener="order.placed 1")
+    OutboxEvent.objects.filter(pk=other).update(id="e.1", event_id="e")
+    found = ask("--event", "e")["deliveries"]
+    assert [(each["listener"], each["state"]) for each in found] == [
+        ("order.placed 0", "waiting"),
+        ("order.placed 1", "waiting"),
+    ]
+    assert [each["id"] for each in ask("--event", "e.1")["deliveries"]] == ["e.1"]
+    text = run("--event", "e")
+    for part in ("order.placed 0", "order.placed 1", "waiting", "STATE"):
+        assert part in text
+
+
+@pytest.mark.parametrize("event_id", ["nowhere", "", "no\0where", "x" * 60])
+def test_an_event_that_no_database_has_is_an_error(event_id: str) -> None:
+    insert()
+    assert fails("--event", event_id)[0] == 1
+
+
+def test_an_event_is_not_combined_with_a_check() -> None:
+    assert "--check" in fails("--event", "e", "--check")[1]

@@ -296,6 +296,10 @@ def naming_none(ids: Iterable[str], rows: Iterable[OutboxQuerySet]) -> list[str]
     return [each for each in dict.fromkeys(ids) if each not in named]
 
 
+def unknown_ids(ids: Iterable[str]) -> str:
+    return f"Unknown: {', '.join(ids)}. Expected ids of stored events."
+
+
 def count_left(rows: OutboxQuerySet, options: dict[str, Any], now: datetime) -> int:
     """Return how many of the given ids name nothing that ``dead_batches`` would yield."""
     ids = options["ids"]

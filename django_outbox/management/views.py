@@ -9,6 +9,8 @@ from functools import partial
 from typing import Any
 
 from ..conf import current
+from ..exceptions import InvalidEvent
+from ..inspection.fate import fate
 from ..inspection.listeners import (
     describe_listeners,
     different_listeners,
@@ -19,6 +21,7 @@ from ..inspection.queues import held_messages, queue_states
 from ..inspection.status import Limits, status, violations
 from ..inspection.workers import clock_and_workers
 from ..relays.relay import Relay
+from .arguments import unknown_ids
 from .command import in_thread
 
 Row = dict[str, Any]
@@ -66,6 +69,22 @@ def listeners_view() -> View:
                 yield f"{text} {', '.join(sorted(found))}"
 
     return View(query=query, faults=faults, head={"listeners": describe_listeners()})
+
+
+def event_view(event_id: str) -> View:
+    """Return the view of one event; its fault is that no database has it."""
+
+    def query(alias: str) -> Row:
+        try:
+            return {"deliveries": [each.as_row() for each in fate(event_id, using=alias)]}
+        except InvalidEvent:  # no event has this id
+            return {"deliveries": []}
+
+    def faults(answers: Answers) -> Iterator[str]:
+        if not any(each["deliveries"] for each in answers.values()):
+            yield unknown_ids([event_id])
+
+    return View(query=query, faults=faults, head={"event": event_id})
 
 
 def relays_view(timeout: float, *, asks_brokers: bool) -> View:

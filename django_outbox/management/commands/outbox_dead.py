@@ -78,7 +78,7 @@ class Command(OutboxCommand):
         """Print all columns of the named events, each delivery by itself."""
         chosen = rows.with_ids(options["ids"]).order_by("pk")
         if unknown := cli.naming_none(options["ids"], [chosen]):
-            raise CommandError(f"Unknown: {', '.join(unknown)}. Expected ids of stored events.")
+            raise CommandError(cli.unknown_ids(unknown))
         for number, event in enumerate(chosen):
             values = _columns_of(event)
             if options["format"] == "json":

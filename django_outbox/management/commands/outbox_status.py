@@ -16,7 +16,7 @@ from ...inspection.status import Limits
 from ...models import missing_table
 from .. import arguments as cli
 from ..command import OutboxCommand, call_with_timeout, text_lines
-from ..views import Answers, Row, View, listeners_view, relays_view, status_view
+from ..views import Answers, Row, View, event_view, listeners_view, relays_view, status_view
 
 UNWELL, NO_ANSWER = 1, 2  # exit codes
 NO_ANSWER_KEY: Final = "no_answer"  # of a database; why
@@ -42,7 +42,8 @@ CHECK: Final = (
 
 class Command(OutboxCommand):
     help = (
-        "Shows what is in the outbox and which workers are alive; or the listeners; or the relays. "
+        "Shows what is in the outbox and which workers are alive; or the listeners; or the relays; "
+        "or what became of one event. "
         "With --check the exit code is 0 if all is well, 1 if something is wrong, 2 if a database "
         "gave no answer."
     )
@@ -51,13 +52,17 @@ class Command(OutboxCommand):
         "--check --max-dead 0": "for an alert: exit with 1 if something is wrong",
         "--listeners --check": "in a deploy: fail if an event waits for a listener that is gone",
         "--relays --check": "connect to each broker, and send nothing",
+        "--event 01KAW3J5Q8ZV7N2M4X6R9T0BCD": "what became of an event, and what holds it back",
     }
     requires_system_checks = []  # probes run this often
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         cli.add_databases(parser, "ask")
         cli.add_format(parser)
-        cli.add_flags(parser.add_mutually_exclusive_group(), VIEWS)
+        views = parser.add_mutually_exclusive_group()
+        cli.add_flags(views, VIEWS)
+        text = "show for each listener what became of this event, or of this single delivery"
+        views.add_argument("--event", metavar="EVENT_ID", help=text)
         cli.add_flags(parser, {"--check": CHECK})
         cli.add_values(parser, LIMITS)
         kind, add = cli.positive_duration, parser.add_argument
@@ -78,7 +83,8 @@ class Command(OutboxCommand):
         found = self._show(view, aliases, options)
         given = {alias: each for alias, each in found.items() if NO_ANSWER_KEY not in each}
         silent = [f"{a}: {each[NO_ANSWER_KEY]}" for a, each in found.items() if a not in given]
-        faults = [*silent, *(view.faults(given) if options["check"] else ())]
+        is_asked = options["check"] or options["event"] is not None
+        faults = [*silent, *(view.faults(given) if is_asked else ())]
         if faults:
             raise CommandError("\n".join(faults), returncode=NO_ANSWER if silent else UNWELL)
 
@@ -112,8 +118,9 @@ class Command(OutboxCommand):
 
 
 def _check_options(options: dict[str, Any]) -> None:
-    if options["watch"] and options["check"]:
-        raise CommandError("--check and --watch cannot be combined.")
+    for name in ("watch", "event"):
+        if options[name] and options["check"]:
+            raise CommandError(f"--check and --{name} cannot be combined.")
     names = [name for name in Limits.__dataclass_fields__ if options[name] is not None]
     given = [f"--{name.replace('_', '-')}" for name in names]
     if given and (options["listeners"] or options["relays"] or not options["check"]):
@@ -124,6 +131,8 @@ def _check_options(options: dict[str, Any]) -> None:
 
 
 def _view(options: dict[str, Any]) -> View:
+    if options["event"] is not None:
+        return event_view(options["event"])
     if options["listeners"]:
         return listeners_view()
     if options["relays"]:
