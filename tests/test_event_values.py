@@ -8,7 +8,7 @@ import json
 import pickle
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, get_origin, get_type_hints
 
 import pytest
 from django.db import connection, transaction
@@ -108,6 +108,16 @@ def undecoded(**fields: Any) -> Event:
 everywhere = pytest.mark.parametrize("made", [fresh, written, undecoded, cold, hot])
 delivered = pytest.mark.parametrize("made", [cold, hot])
 Made = Callable[..., Event]
+
+
+def test_the_type_of_the_payload_is_an_annotation_only() -> None:
+    def listener(event: Event[int]) -> None: ...
+
+    assert get_origin(get_type_hints(listener)["event"]) is Event
+    event = Event[int](event_type=PLACED, payload=1)
+    assert type(event) is Event
+    assert event == dataclasses.replace(event)
+    assert {twin(event).payload for twin in COPIES.values()} == {1}
 
 
 # -- pickle, copy, hash ----------------------------------------------------------------------------

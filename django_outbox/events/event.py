@@ -8,22 +8,24 @@ from contextvars import ContextVar
 from copy import copy
 from dataclasses import InitVar, dataclass, field, replace
 from datetime import datetime, timedelta
-from types import MappingProxyType
-from typing import Any, TypeVar
+from types import GenericAlias, MappingProxyType
+from typing import Any, ClassVar, Generic, TypeVar
 
 from ..exceptions import InvalidEvent, PayloadError
 from . import arguments, validation
 from .arguments import ABSENT
 from .json_text import check, decode, decode_headers, fit
-from .typed import declared
+from .typed import Payload_co, declared
 from .validation import GLOBAL, LENGTHS, NO_HEADERS
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
+class Event(Generic[Payload_co]):
     """One event; immutable, validated when created, its payload decoded at first access.
+
+    ``Event[OrderPlaced]`` annotates one whose ``payload`` is an ``OrderPlaced``.
 
     It has the fields that ``write`` takes as arguments. A stored or delivered event also has
     ``attempts``, ``seq``, ``created_at``, ``deliver_at``, ``first_due_at``, ``source`` (``"hot"``
@@ -44,8 +46,9 @@ class Event:
         assert event.payload_as(dict[str, int]) == {"order": 7}
     """
 
+    __class_getitem__: ClassVar[Any] = classmethod(GenericAlias)  # Generic's: no Event[X](...)
     event_type: str
-    payload: Any = None
+    payload: Payload_co = None  # type: ignore[assignment]
     aggregate: InitVar[Any] = None  # a saved model instance: fills the two fields below
     aggregate_type: str = GLOBAL
     aggregate_id: str | None = None

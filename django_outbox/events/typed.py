@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.conf import settings as django_settings
 
@@ -13,6 +13,12 @@ from . import kinds, validation
 from .validation import GLOBAL, LENGTHS
 
 C = TypeVar("C", bound=type)
+if TYPE_CHECKING:  # Event alone means Event[Any]; at run time, only Python 3.13 knows defaults
+    from typing_extensions import TypeVar as WithDefault
+
+    Payload_co = WithDefault("Payload_co", covariant=True, default=Any)
+else:
+    Payload_co = TypeVar("Payload_co", covariant=True)
 Path = str | Callable[[Any], Any]  # "order.id", or a callable that gets the payload
 
 DECLARATION_ATTRIBUTE = "__outbox_event__"  # attribute that holds a class's declaration
