@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .listeners.retry import Exponential, Fixed, Jittered, Linear, RetryPolicy
     from .worker.drain import drain
     from .worker.worker import Worker
+    from .writing.cancel import cancel, reschedule
     from .writing.signal_bridge import OutboxSignal
     from .writing.write import awrite, awrite_many, write, write_many
 
@@ -46,6 +47,7 @@ _MODULES = {
     "listeners.outcomes": "Dead Defer Done Failure",
     "listeners.registry": "ANY listener",
     "listeners.retry": "Exponential Fixed Jittered Linear RetryPolicy",
+    "writing.cancel": "cancel reschedule",
     "writing.write": "awrite awrite_many write write_many",
     "writing.signal_bridge": "OutboxSignal",
 }
@@ -81,12 +83,14 @@ __all__ = [
     "Worker",
     "awrite",
     "awrite_many",
+    "cancel",
     "current_event",
     "drain",
     "event",
     "fate",
     "inbox",
     "listener",
+    "reschedule",
     "write",
     "write_many",
 ]

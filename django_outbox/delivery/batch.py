@@ -15,12 +15,11 @@ from ..listeners.registry import Listener
 from ..sql.values import Pauses
 from . import verdicts
 from .answers import WrongAnswer
-from .atomic_batch import settle_together
 from .batch_call import BatchCall
 from .call import Call, Report, announce_decided, announce_start, prepare, report_nothing
 from .deliver import routed
 from .halves import Halving
-from .invocation import NotBegun, NotOurs
+from .invocation import NotBegun, NotOurs, settle_together
 from .lease import Lease
 from .paused import NO_PAUSES
 from .verdicts import AT_ONCE, Member, Verdict

@@ -18,10 +18,9 @@ from ..listeners.registry import Listener
 from ..signals import announce, event_decided, event_started
 from . import verdicts
 from .async_timeouts import as_async
-from .atomic_batch import settle_together
 from .decide import describe, name, recovered
 from .interceptors import ends_drain, intercept
-from .invocation import Invocation, NotBegun, NotOurs
+from .invocation import Invocation, NotBegun, NotOurs, settle_together
 from .lease import Lease
 
 logger = logging.getLogger("django_outbox")

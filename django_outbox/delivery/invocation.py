@@ -18,9 +18,12 @@ from ..conf import Settings
 from ..events import Event
 from ..exceptions import ListenerTimeout
 from ..listeners.callables import location
+from ..listeners.outcomes import Decision
 from ..listeners.registry import Listener
 from ..signals import announce, listener_overdue
 from ..sql import dialect_of
+from ..sql.halving import settle_within
+from ..sql.values import Ending, LeaseKind
 from .async_timeouts import with_timeout
 from .interceptors import ends_drain
 from .lease import Lease
@@ -238,3 +241,23 @@ async def _await_guarded(awaitable: Awaitable[Any]) -> Any:
         return await awaitable
     except (KeyboardInterrupt, SystemExit) as error:
         return _Raised(error)
+
+
+def settle_together(
+    ends: Sequence[tuple[Lease, Decision]], *, alias: str, settings: Settings
+) -> bool:
+    """Write decisions on the listener's connection; return whether all leases were still ours."""
+    by_kind: dict[LeaseKind, list[Ending]] = {}
+    for lease, decision in ends:
+        by_kind.setdefault(lease.kind, []).append(lease.ending(decision))
+    for kind, endings in by_kind.items():
+        settled = settle_within(
+            connections[alias],
+            endings,
+            me=ends[0][0].owner,
+            kind=kind,
+            delete_done=settings.RETENTION_DONE == 0,
+        )
+        if settled < len(endings):
+            return False
+    return True

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import datetime
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from django.db import models, transaction
+from django.db import models
 from django.db.models import Exists, OuterRef, Q, Value
 from django.db.models.functions import Coalesce, Concat, Substr
 
 from ..conf import Settings, current
 from ..listeners.outcomes import UNSETTLED, Status
 from ..signals import announce, events_discarded, events_purged, events_replayed
-from ..sql import dialect_of
 from .fields import DatabaseNow, IsDead, IsIndexed, IsRescued, age
 from .pause_queryset import LEASED, POSTPONED, paused_condition
 from .queryset import TableQuerySet
-from .replay import ALONE, Spacing, replay_rows
+from .replay import (
+    ALONE,
+    BATCH_SIZE,
+    Spacing,
+    change_waiting,
+    due_at,
+    in_free_streams,
+    in_streams,
+    replay_rows,
+)
 from .retention import batches, expired_condition
 
 if TYPE_CHECKING:
@@ -27,7 +35,6 @@ if TYPE_CHECKING:
 
 CLAIM_ORDER: Final = ("available_at", "id")  # as in the index of due events
 SKIPPED: Final = "Skipped: its followers may go on."
-BATCH_SIZE: Final = 500  # events per transaction: limits how long rows stay locked
 IDS_PER_QUERY: Final = 100  # SQLite nests conditions at most 1000 deep
 
 
@@ -172,14 +179,30 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
         """
         waiting = self._updatable().waiting()
         count = waiting.filter(ALONE).update(available_at=DatabaseNow())
-        return count + waiting._in_streams(lambda batch: batch.update(deliver_at=DatabaseNow()))
+        return count + in_streams(waiting, lambda rows: rows.update(deliver_at=DatabaseNow()))
 
     def skip(self) -> int:
         """Make these events with a key dead, to unblock those behind them; return how many.
 
         They can be replayed. Events in a stream that a worker has leased are not changed.
         """
-        return self._updatable().pending()._in_streams(OutboxQuerySet._mark_dead)
+        return in_streams(self._updatable().pending(), OutboxQuerySet._mark_dead)
+
+    def cancel(self) -> int:
+        """Delete the pending events among these that no worker has leased; return how many.
+
+        Their unique keys are free again. What a worker has leased, it delivers.
+        """
+        return change_waiting(self._updatable(), lambda rows: rows.delete()[0], events_discarded)
+
+    def reschedule(self, due: datetime | timedelta) -> int:
+        """Make the pending events among these that no worker has leased due then; return how many.
+
+        A timedelta counts from now. They keep their attempts. What is behind an event with a key
+        waits with it.
+        """
+        when = self._clock() + due if isinstance(due, timedelta) else due
+        return change_waiting(self._updatable(), lambda rows: due_at(rows, when))
 
     def release(self) -> int:
         """Release the leases of these, or of their streams: due now; return how many.
@@ -267,26 +290,10 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
     def _due_later(self) -> OutboxQuerySet:
         return self.filter(locked_by=None, available_at__gt=DatabaseNow()).order_by(*CLAIM_ORDER)
 
-    def _in_streams(self, change: Callable[[OutboxQuerySet], int]) -> int:
-        """Apply a change to the events with a key, batch by batch; return how many it changed.
-
-        Each batch is one transaction and wakes the streams first, so that no worker releases one
-        as idle. Writers lock streams in the same order, so they wait instead of deadlocking.
-        """
-        connection, count = self._connection(), 0
-        rows = self.exclude(ALONE).order_by("stream", "seq").values_list("pk", "stream")
-        found = [(pk, stream) for pk, stream in rows if stream is not None]
-        for start in range(0, len(found), BATCH_SIZE):
-            batch = found[start : start + BATCH_SIZE]
-            with transaction.atomic(using=connection.alias):
-                dialect_of(connection).wake_streams(connection, [stream for _, stream in batch])
-                count += change(self.filter(pk__in=[pk for pk, _ in batch]))
-        return count
-
     def _replay_dead(self, by: str, spacing: Spacing | None) -> int:
         dead = self._dead_rows()
         count = replay_rows(dead.filter(ALONE), by=by, spacing=spacing)
-        count += dead._in_streams(partial(replay_rows, by=by, spacing=spacing))
+        count += in_streams(dead, partial(replay_rows, by=by, spacing=spacing))
         if count:
             announce(events_replayed, sender=self._write_alias(), count=count)
         return count
@@ -294,14 +301,13 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
     def _discard_dead(self) -> int:
         dead = self._dead_rows()
         count = dead.filter(ALONE).delete()[0]
-        count += dead._in_streams(lambda batch: batch.delete()[0])
+        count += in_streams(dead, lambda rows: rows.delete()[0])
         if count:
             announce(events_discarded, sender=self._write_alias(), count=count)
         return count
 
     def _mark_dead(self) -> int:
-        free = self._streams(self._names()).filter(locked_by=None).values_list("pk", flat=True)
-        return self.filter(stream__in=[*free]).update(
+        return in_free_streams(self).update(
             status=Status.DEAD,
             done_at=DatabaseNow(),
             deliver_at=None,

@@ -1,19 +1,23 @@
-"""Replay: dead events are made due again as if new, and their history says so."""
+"""Changes of rows by people: replay, cancel and reschedule, also in the streams of keys."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from django.db import transaction
 from django.db.models import Case, F, Q, Value, When
 from django.db.models.functions import Concat, Length, Substr
+from django.dispatch import Signal
 
 from ..events import UNROUTED_LANE
 from ..listeners.history import Entry, addition
 from ..listeners.outcomes import Status
 from ..queue_settings import is_rate, per_second
+from ..signals import announce
+from ..sql import dialect_of
 from .fields import DatabaseNow, ExactTextField, UTCDateTimeField
 
 if TYPE_CHECKING:
@@ -25,6 +29,11 @@ ALONE: Final = Q(stream=None) | _LANE  # events that are due by themselves, not 
 
 BY: Final = 255  # characters of who replayed
 EVENTS_PER_STATEMENT: Final = 100  # events that get due times of their own in one statement
+
+
+BATCH_SIZE: Final = 500  # events per transaction: limits how long rows stay locked
+
+Change = Callable[["OutboxQuerySet"], int]  # changes rows; returns how many
 
 
 class Spacing:
@@ -108,3 +117,47 @@ def _reset(rows: OutboxQuerySet, due: Any, replayed: Entry) -> int:
         locked_by=None,
         locked_at=None,
     )
+
+
+def in_streams(rows: OutboxQuerySet, change: Change) -> int:
+    """Apply a change to the events with a key, batch by batch; return how many it changed.
+
+    Each batch is one transaction and wakes the streams first, so that no worker releases one as
+    idle. Writers lock streams in the same order, so they wait instead of deadlocking.
+    """
+    connection, count = rows._connection(), 0
+    ordered = rows.exclude(ALONE).order_by("stream", "seq").values_list("pk", "stream")
+    found = [(pk, stream) for pk, stream in ordered if stream is not None]
+    for start in range(0, len(found), BATCH_SIZE):
+        batch = found[start : start + BATCH_SIZE]
+        with transaction.atomic(using=connection.alias):
+            dialect_of(connection).wake_streams(connection, [stream for _, stream in batch])
+            count += change(rows.filter(pk__in=[pk for pk, _ in batch]))
+    return count
+
+
+def in_free_streams(rows: OutboxQuerySet) -> OutboxQuerySet:
+    """Return those whose streams, which the transaction has locked, no worker has leased."""
+    free = rows._streams(rows._names()).filter(locked_by=None).values_list("pk", flat=True)
+    return rows.filter(stream__in=[*free])
+
+
+def change_waiting(rows: OutboxQuerySet, change: Change, signal: Signal | None = None) -> int:
+    """Apply a change to pending events that no worker has leased, in one transaction; count them.
+
+    ``signal`` is sent once it has committed.
+    """
+    alias, pending = rows._write_alias(), rows.pending()
+    with transaction.atomic(using=alias):
+        count = change(pending.filter(ALONE, locked_by=None))
+        count += in_streams(pending, lambda batch: change(in_free_streams(batch)))
+        if count and signal is not None:
+            sent = partial(announce, signal, sender=alias, count=count)
+            transaction.on_commit(sent, using=alias, robust=True)
+    return count
+
+
+def due_at(rows: OutboxQuerySet, due: datetime) -> int:
+    """Give pending events a due time; a row with a key is found by that of its stream instead."""
+    alone = When(ALONE, then=Value(due, UTCDateTimeField()))
+    return rows.update(available_at=Case(alone), deliver_at=due, first_due_at=due, locked_at=None)

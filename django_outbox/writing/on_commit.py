@@ -37,6 +37,13 @@ def after_insert(connection: BaseDatabaseWrapper, rows: Rows) -> None:
         _add_rows(_callback(connection, writer_hooks), rows, settings)
 
 
+def wake_after_commit(connection: BaseDatabaseWrapper) -> None:
+    """Have workers look for what is due once the transaction commits."""
+    settings = current()
+    if settings.ENABLED and settings.MODE != "writer_only":
+        _callback(connection, hooks.writer_hooks()).not_offered += 1
+
+
 def _add_rows(callback: _AfterCommit, rows: Rows, settings: Settings) -> None:
     room = 0
     if hot_queues.of(callback.connection.alias) is not None:

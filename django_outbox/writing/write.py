@@ -135,7 +135,7 @@ awrite_many = sync_to_async(write_many)
 
 
 def _write(events: list[Event], using: str | None, on_duplicate: str) -> list[str]:
-    connection = _connection(using)
+    connection = connection_to(using)
     transactions.require(connection, "An event was written")
     rows = _rows(events)
     if not rows:
@@ -156,12 +156,12 @@ def _write(events: list[Event], using: str | None, on_duplicate: str) -> list[st
     return [event.event_id for event, _, _ in rows]
 
 
-def _connection(using: str | None) -> BaseDatabaseWrapper:
-    return connections[router.db_for_write(_model()) if using is None else using]
+def connection_to(using: str | None) -> BaseDatabaseWrapper:
+    return connections[router.db_for_write(model()) if using is None else using]
 
 
 @cache
-def _model() -> type[OutboxEvent]:
+def model() -> type[OutboxEvent]:
     # Imported here, because users import write in their own models.py, while apps load.
     from ..models import OutboxEvent
 
@@ -268,7 +268,7 @@ def _insert(connection: BaseDatabaseWrapper, rows: list[Row]) -> None:
 
 
 def _existing_id(connection: BaseDatabaseWrapper, event: Event) -> str:
-    rows = _model().objects.using(connection.alias)
+    rows = model().objects.using(connection.alias)
     found = rows.filter(pk=event.event_id).values_list("pk", flat=True).first()
     if found is None and event.unique_key is not None:
         found = rows.filter(unique_key=event.unique_key).values_list("pk", flat=True).first()

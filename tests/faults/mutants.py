@@ -462,7 +462,7 @@ MUTANTS = (
         scenario="batches",
         edits=[
             (
-                "delivery/atomic_batch.py",
+                "delivery/invocation.py",
                 "        if settled < len(endings):\n",
                 "        if settled < 0:\n",
             )
