@@ -159,6 +159,8 @@ CHAPTERS: dict[str, list[Entry]] = {
     "writing": [
         top("write", see=f"{WRITE} and [Hook into writing](../how-to/hook-into-writing.md)"),
         top("write_many", see=WRITE),
+        top("cancel", see=WRITE),
+        top("reschedule", see=WRITE),
         top(
             "awrite",
             signature="async awrite(event_type, payload=None, ...) -> str | None",

@@ -17,7 +17,7 @@ from django.utils.timezone import is_naive, make_aware
 from ..conf import CENTURY
 from ..inspection.causes import DIGEST_LENGTH, only_of_cause
 from ..models import OutboxEvent, OutboxQuerySet, missing_table
-from ..models.event_queryset import BATCH_SIZE
+from ..models.replay import BATCH_SIZE
 from ..models.fields import begins_with
 from ..queue_settings import is_rate
 

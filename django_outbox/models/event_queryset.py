@@ -189,17 +189,13 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
         return in_streams(self._updatable().pending(), OutboxQuerySet._mark_dead)
 
     def cancel(self) -> int:
-        """Delete the pending events among these that no worker has leased; return how many.
-
-        Their unique keys are free again. What a worker has leased, it delivers.
-        """
+        """Delete the pending events among these that no worker has leased; return how many."""
         return change_waiting(self._updatable(), lambda rows: rows.delete()[0], events_discarded)
 
     def reschedule(self, due: datetime | timedelta) -> int:
         """Make the pending events among these that no worker has leased due then; return how many.
 
-        A timedelta counts from now. They keep their attempts. What is behind an event with a key
-        waits with it.
+        A timedelta counts from now. What is behind an event with a key waits with it.
         """
         when = self._clock() + due if isinstance(due, timedelta) else due
         return change_waiting(self._updatable(), lambda rows: due_at(rows, when))

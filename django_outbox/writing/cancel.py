@@ -22,17 +22,14 @@ logger = logging.getLogger("django_outbox")
 def cancel(*, event_id: Any = None, unique_key: str | None = None, using: str | None = None) -> int:
     """Delete the deliveries of an event that no worker has taken yet; return how many.
 
-    Name the event by its id or its unique key, which is free again once the delivery that reserves
-    it is deleted. A delivery that a worker has leased, or that has ended, stays: 0 says that there
-    was nothing to cancel. It belongs to the current transaction, if there is one.
+    Name the event by its id or its unique key, which is free again then. What a worker has leased,
+    or what has ended, stays. It belongs to the current transaction, if there is one.
 
     Raises ``InvalidEvent`` unless one of the two is given.
 
     Example::
 
-        with transaction.atomic():
-            invoice.mark_paid()
-            outbox.cancel(unique_key=f"reminder:{invoice.pk}")
+        outbox.cancel(unique_key="reminder:17")
     """
     count = _named("cancel", event_id, unique_key, using).cancel()
     logger.info("deliveries cancelled count=%d event=%s", count, event_id or unique_key)
@@ -49,10 +46,14 @@ def reschedule(
 ) -> int:
     """Give the deliveries of an event that no worker has taken yet a due time; return how many.
 
-    Name the event as for ``cancel``, the time as for ``write``. A failed delivery keeps its
-    attempts. What waits behind an event with a key goes on waiting for it.
+    Name the event as for ``cancel``, the time as for ``write``. What is behind an event with a key
+    waits with it.
 
     Raises ``InvalidEvent`` unless one of the two names and one of the two times is given.
+
+    Example::
+
+        outbox.reschedule(unique_key="reminder:17", deliver_after=3600)
     """
     rows, due = _named("reschedule", event_id, unique_key, using), _due(available_at, deliver_after)
     with transaction.atomic(using=rows.db):
