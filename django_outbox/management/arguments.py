@@ -17,8 +17,8 @@ from django.utils.timezone import is_naive, make_aware
 from ..conf import CENTURY
 from ..inspection.causes import DIGEST_LENGTH, only_of_cause
 from ..models import OutboxEvent, OutboxQuerySet, missing_table
-from ..models.replay import BATCH_SIZE
 from ..models.fields import begins_with
+from ..models.replay import BATCH_SIZE
 from ..queue_settings import is_rate
 
 UNFIT: Final = re.compile("[\x00\ud800-\udfff]")  # NUL, and bytes that are not UTF-8
