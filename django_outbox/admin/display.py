@@ -18,6 +18,7 @@ from django.utils.translation import gettext_lazy
 
 from ..conf import current
 from ..events import aggregate_label
+from ..inspection.fate import Fate, fates_of
 from ..listeners.outcomes import UNSETTLED, Status
 from ..models import OutboxEvent
 from . import redaction
@@ -31,8 +32,20 @@ CSS_CLASSES: Final = {int(status): f"outbox-{status.name.lower()}" for status in
 
 DELIVERY_TABLE: Final = """<table class="outbox-deliveries">
 <tr><th>{}</th><th>{}</th><th>{}</th><th>{}</th></tr>{}</table>"""
-DELIVERY_ROW: Final = """<tr><th><a href="{}">{}</a></th><td>{}</td><td>{}</td><td>{}</td></tr>"""
-MAX_DELIVERIES: Final = 100  # rows of one event that its page lists
+DELIVERY_ROW: Final = """<tr><th><a href="{}">{}</a></th>
+<td><span class="outbox-status {}">{}</span> {} {}</td><td>{}</td><td>{}</td></tr>"""
+STATES: Final = {  # of deliveries: what they are called
+    "done": gettext_lazy("done"),
+    "dead": gettext_lazy("dead"),
+    "leased": gettext_lazy("leased"),
+    "held": gettext_lazy("held"),
+    "retrying": gettext_lazy("retrying"),
+    "waiting": gettext_lazy("waiting"),
+    "unrouted": gettext_lazy("unrouted"),
+    "discarded": gettext_lazy("discarded"),
+    "deleted": gettext_lazy("deleted"),
+}
+STATE_CLASSES: Final = {"retrying": "outbox-retry", "held": "outbox-retry"}  # others: their own
 
 
 @admin.display(description=gettext_lazy("status"))
@@ -159,19 +172,22 @@ def delivery(event: OutboxEvent) -> str:
 @admin.display(description=gettext_lazy("deliveries"))
 def deliveries(event: OutboxEvent) -> str | SafeString:
     """Return the deliveries of an event to all of its listeners as a table; empty for one."""
-    rows = OutboxEvent.objects.using(event._state.db).of_event(event.event_id).order_by("pk")
-    found = [*rows.only("listener", "status", "attempts", "last_error")[:MAX_DELIVERIES]]
-    if len(found) < 2:
+    rows = OutboxEvent.objects.using(event._state.db).of_event(event.event_id)
+    if not rows.exclude(pk=event.pk).exists():
         return ""
-    titles = _("listener"), _("status"), _("failed attempts"), _("error")
-    cells = format_html_join("", DELIVERY_ROW, map(_delivery, found))
-    return format_html(DELIVERY_TABLE, *titles, cells)
+    titles = _("listener"), _("status"), _("failed attempts"), _("reason")
+    found = fates_of(event.event_id, rows.db)
+    return format_html(
+        DELIVERY_TABLE, *titles, format_html_join("", DELIVERY_ROW, map(_cells, found))
+    )
 
 
-def _delivery(row: OutboxEvent) -> tuple[Any, ...]:
-    url = reverse("admin:django_outbox_outboxevent_change", args=[quote(row.pk)])
-    error = redaction.hide_in_text(first_line(row.last_error))
-    return url, row.listener or _("no listener yet"), badge(row), row.attempts, error
+def _cells(fate: Fate) -> tuple[Any, ...]:
+    page, css = "admin:django_outbox_outboxevent_change", f"outbox-{fate.state}"
+    url = reverse(page, args=[quote(fate.id)]) if fate.id else "#"
+    state = STATE_CLASSES.get(fate.state, css), STATES[fate.state], exact(fate.until), fate.by
+    title = fate.listener or _("no listener yet")
+    return url, title, *state, fate.attempts, first_line(fate.reason)
 
 
 def preformatted(text: str | None) -> str | SafeString:

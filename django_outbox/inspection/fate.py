@@ -20,7 +20,7 @@ from ..models.pause_queryset import names_holding
 from ..models.stream_queryset import LONG_TEXTS
 from ..sql.values import CLOSING_KINDS
 
-DELETED: Final = "purged, or discarded by a person"
+DELETED: Final = "purged, cancelled or discarded"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,10 +87,13 @@ def fate(event_id: str, *, using: str | None = None) -> list[Fate]:
         for each in outbox.fate("01KAW3J5Q8ZV7N2M4X6R9T0BCD"):
             print(each)  # order.placed mail held by queue letters: printer down
     """
-    alias = using or router.db_for_write(OutboxEvent)
-    found = OutboxEvent.objects.using(alias).with_ids(
-        [exact_text("event_id", event_id, most=ROW_ID_LENGTH)]
-    )
+    text = exact_text("event_id", event_id, most=ROW_ID_LENGTH)
+    return fates_of(text, using or router.db_for_write(OutboxEvent))
+
+
+def fates_of(event_id: str, alias: str) -> list[Fate]:
+    """Return the same as ``fate``, of an id that is stored."""
+    found = OutboxEvent.objects.using(alias).with_ids([event_id])
     rows: list[Any] = [*found.defer(*LONG_TEXTS).annotate(now=DatabaseNow()).order_by("pk")]
     pending = [each for each in rows if each.status in UNSETTLED]
     pauses, places = _pauses(alias, pending), _places(alias, pending)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.rules import Rule, Text
 
-CODE_LINES = {"django_outbox": 24_321, "django_outbox/admin": 2_305}
+CODE_LINES = {"django_outbox": 24_337, "django_outbox/admin": 2_321}
 MODULES = 239  # of the package, migrations among them
 TEST_LINES = 68_101  # of all Python files below tests, comments and blank lines among them
 PAGES, WORDS = 60, 90_000  # below docs
