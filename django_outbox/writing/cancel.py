@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import connections, transaction
 
-from ..events import ABSENT, LENGTHS, delay, exact_text, identity, instant
+from ..events import ABSENT, LENGTHS, delay, exact_text, identity, instant, suggest_names
 from ..exceptions import InvalidEvent
 from .on_commit import wake_after_commit
 from .write import connection_to, model
@@ -36,6 +36,7 @@ def cancel(*, event_id: Any = None, unique_key: str | None = None, using: str | 
     return count
 
 
+@suggest_names
 def reschedule(
     *,
     event_id: Any = None,

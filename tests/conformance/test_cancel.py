@@ -195,6 +195,7 @@ def test_a_name_that_none_can_have_is_refused(
         ({}, outbox.InvalidEvent),
         ({"deliver_after": 1, "available_at": now}, outbox.InvalidEvent),
         ({"deliver_after": None}, TypeError),
+        ({"delay": 1}, TypeError),
         ({"available_at": "tomorrow"}, outbox.InvalidEvent),
         ({"deliver_after": -1}, outbox.InvalidEvent),
     ],
