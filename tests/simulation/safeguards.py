@@ -105,7 +105,7 @@ OWN = (
         kind="replays",
         edits=[
             (
-                "models/event_queryset.py",
+                "models/replay.py",
                 "dialect_of(connection).wake_streams(connection, [stream for _, stream in batch])",
                 "pass",
             )
