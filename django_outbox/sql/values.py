@@ -287,16 +287,6 @@ def settle_values(ending: Ending, connection: BaseDatabaseWrapper) -> tuple[obje
     return (ending.id, instant(ending.locked_at, connection), ending.attempts, *decided)
 
 
-def renewed_of(rows: Sequence[Row], taken: int) -> tuple[set[str], set[str]]:
-    """Return (renewed, still held) from ids and due times, after a statement renewed ``taken``.
-
-    The statement gives all rows that it renews the same due time, which is the latest.
-    """
-    newest = max((due for _, due in rows if due is not None), default=None) if taken else None
-    renewed = {each for each, due in rows if due is not None and due == newest}
-    return renewed, {each for each, _ in rows}
-
-
 def released_of(rows: Sequence[Row], me: str, taken: int) -> set[str]:
     """Return which streams ``me`` has just released, from keys and owners, ``taken`` in number."""
     others = {key: owner for key, owner in rows if owner != me}

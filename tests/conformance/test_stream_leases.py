@@ -540,6 +540,29 @@ def test_r4_r8_an_open_business_transaction_keeps_nobody_waiting() -> None:
 
 
 @NO_SESSIONS
+def test_a_locked_stream_is_not_renewed_because_a_renewed_one_was_released_meanwhile() -> None:
+    """The heartbeat's thread renews; the claimer's releases between its two statements."""
+    for each in ("held", "free"):
+        keyed(each)
+    take("me", lease=20)
+    held = stream_leases([":held", ":free"])
+
+    def renewed(d: Any, own: Any) -> Any:
+        def release_after(execute: Any, sql: str, *rest: Any) -> Any:
+            found = execute(sql, *rest)
+            if "UPDATE" in sql:
+                OutboxStream.objects.filter(pk=":free").update(locked_by=None)
+            return found
+
+        with own.execute_wrapper(release_after):
+            return d.renew_streams(own, me="me", leases=held, lease=90)
+
+    with business("held"):
+        assert on_own_connection(renewed) == (set(), {":held"})
+    assert stream_due_in("held") <= 20
+
+
+@NO_SESSIONS
 def test_r4_the_streams_beside_a_locked_one_are_claimed() -> None:
     keyed("locked", due=-9)
     for n in range(3):

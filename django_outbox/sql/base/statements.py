@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...conf import table_name
 from ...events import stored_instant
-from ..values import PRIMARY_KEYS, SQL, LeaseKind, Leases, instant, marks, renewed_of, to_database
+from ..values import PRIMARY_KEYS, SQL, LeaseKind, Leases, instant, marks, to_database
 
 
 class Statements(ABC):
@@ -150,15 +150,19 @@ class Statements(ABC):
     ) -> tuple[set[str], set[str]]:
         """Renew leases, whose due times are in the column ``due``; return (renewed, held)."""
         mine, params = self._leased(connection, table, me, leases)
-        taken = self._update_unlocked(
-            connection, table, changes=(f"{due} = {self.now_plus}", [lease]), where=(mine, params)
-        )
+        renewal: SQL = (f"{due} = {self.now_plus}", [lease])
+        taken = self._update_unlocked(connection, table, changes=renewal, where=(mine, params))
         if taken == len(leases):
             return {*leases}, {*leases}
+        # Again, by a known clock: another thread may release what was renewed before it is read,
+        # so the latest of the due times that are left says nothing. SQLite rounds to milliseconds.
+        least = self.clock(connection) + timedelta(seconds=lease - 0.01)
+        self._update_unlocked(connection, table, changes=renewal, where=(mine, params))
         with connection.cursor() as cursor:
             cursor.execute(
-                f"SELECT {PRIMARY_KEYS[table]}, {due} FROM {self._table(connection, table)} "
+                f"SELECT {PRIMARY_KEYS[table]}, {due} >= %s FROM {self._table(connection, table)} "
                 f"WHERE {mine}",
-                params,
+                [to_database(least, connection), *params],
             )
-            return renewed_of(cursor.fetchall(), taken)
+            rows = dict(cursor.fetchall())
+        return {each for each, is_renewed in rows.items() if is_renewed}, {*rows}
