@@ -31,8 +31,8 @@ def cancel(*, event_id: Any = None, unique_key: str | None = None, using: str | 
 
         outbox.cancel(unique_key="reminder:17")
     """
-    count = _named("cancel", event_id, unique_key, using).cancel()
-    logger.info("deliveries cancelled count=%d event=%s", count, event_id or unique_key)
+    if count := _named("cancel", event_id, unique_key, using).cancel():
+        logger.info("deliveries cancelled count=%d event=%s", count, event_id or unique_key)
     return count
 
 
