@@ -248,6 +248,7 @@ def test_e022_a_schema_on_a_database_that_has_none(sqlite: Any) -> None:
     assert "TABLE_PREFIX" in (error.hint or "")
 
 
+@pytest.mark.django_db  # W058 reads the workers by the ORM, which keeps its own connections
 def test_w023_a_migrated_database_without_our_tables(sqlite: Any) -> None:
     """The check is silent at the very first migrate, which runs checks too."""
     connection = sqlite(transaction_mode="IMMEDIATE", init_command=WAL)
