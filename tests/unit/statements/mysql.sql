@@ -1,0 +1,1031 @@
+-- claim what is due
+
+(SELECT `id`, `attempts`, `rescues`, `listener`, `routes`, `queue`, `history`, `occurred_at`, `created_at`,
+          `deliver_at`, `first_due_at`, `event_id`, `event_type`, `aggregate_type`, `aggregate_id`, `tenant_id`,
+          `payload`, `headers`, `unique_key`, `key`, available_at, locked_by, UTC_TIMESTAMP(6)
+   FROM `outbox_event`
+   FORCE INDEX (outbox_event_queue_cdb4ee2a)
+   WHERE queue = %s
+     AND available_at >= UTC_TIMESTAMP(6) + INTERVAL %s SECOND
+     AND available_at <= UTC_TIMESTAMP(6)
+     AND (rescues < 2
+          AND (locked_by IS NULL
+               OR locked_by = %s))
+   ORDER BY available_at, id
+   LIMIT %s)
+UNION ALL
+  (SELECT `id`, `attempts`, `rescues`, `listener`, `routes`, `queue`, `history`, `occurred_at`, `created_at`,
+          `deliver_at`, `first_due_at`, `event_id`, `event_type`, `aggregate_type`, `aggregate_id`, `tenant_id`,
+          `payload`, `headers`, `unique_key`, `key`, available_at, locked_by, UTC_TIMESTAMP(6)
+   FROM `outbox_event`
+   FORCE INDEX (outbox_event_queue_cdb4ee2a)
+   WHERE queue = %s
+     AND available_at <= UTC_TIMESTAMP(6)
+     AND (rescues < 2
+          AND (locked_by IS NULL
+               OR locked_by = %s))
+   ORDER BY available_at, id
+   LIMIT %s);
+
+UPDATE `outbox_event`
+FORCE INDEX (PRIMARY)
+SET rescues = rescues + CASE WHEN locked_by IS NULL
+                                 OR locked_by = %s THEN 0 ELSE 1
+                        END, locked_by = %s, locked_at = %s, available_at = UTC_TIMESTAMP(6) + INTERVAL %s SECOND
+WHERE id IN (%s, %s)
+  AND available_at <= %s
+  AND (rescues < 2
+       AND (locked_by IS NULL
+            OR locked_by = %s));
+
+SELECT id
+FROM `outbox_event`
+WHERE id IN (%s, %s)
+  AND locked_by = %s
+  AND locked_at = %s;
+
+-- claim what is due at a time
+
+SELECT `id`, `attempts`, `rescues`, `listener`, `routes`, `queue`, `history`, `occurred_at`, `created_at`,
+       `deliver_at`, `first_due_at`, `event_id`, `event_type`, `aggregate_type`, `aggregate_id`, `tenant_id`, `payload`,
+       `headers`, `unique_key`, `key`, available_at, locked_by, UTC_TIMESTAMP(6)
+FROM `outbox_event`
+FORCE INDEX (outbox_event_queue_cdb4ee2a)
+WHERE queue = %s
+  AND available_at >= UTC_TIMESTAMP(6) + INTERVAL %s SECOND
+  AND available_at <= %s
+  AND (rescues < 2
+       AND (locked_by IS NULL
+            OR locked_by = %s))
+ORDER BY available_at, id
+LIMIT %s;
+
+UPDATE `outbox_event`
+FORCE INDEX (PRIMARY)
+SET rescues = rescues + CASE WHEN locked_by IS NULL
+                                 OR locked_by = %s THEN 0 ELSE 1
+                        END, locked_by = %s, locked_at = %s, available_at = UTC_TIMESTAMP(6) + INTERVAL %s SECOND
+WHERE id IN (%s, %s)
+  AND available_at <= %s
+  AND (rescues < 2
+       AND (locked_by IS NULL
+            OR locked_by = %s));
+
+SELECT id
+FROM `outbox_event`
+WHERE id IN (%s, %s)
+  AND locked_by = %s
+  AND locked_at = %s;
+
+SELECT `id`, `attempts`, `rescues`, `listener`, `routes`, `queue`, `history`, `occurred_at`, `created_at`,
+       `deliver_at`, `first_due_at`, `event_id`, `event_type`, `aggregate_type`, `aggregate_id`, `tenant_id`, `payload`,
+       `headers`, `unique_key`, `key`, available_at, locked_by, UTC_TIMESTAMP(6)
+FROM `outbox_event`
+FORCE INDEX (outbox_event_queue_cdb4ee2a)
+WHERE queue = %s
+  AND available_at >= UTC_TIMESTAMP(6) + INTERVAL %s SECOND
+  AND available_at <= %s
+  AND (rescues < 2
+       AND (locked_by IS NULL
+            OR locked_by = %s))
+ORDER BY available_at, id
+LIMIT %s
+FOR
+UPDATE SKIP LOCKED;
+
+-- claim by id
+
+SELECT `id`, `attempts`, `rescues`, `listener`, `routes`, `queue`, `history`, `occurred_at`, `created_at`,
+       `deliver_at`, `first_due_at`, available_at, locked_by, UTC_TIMESTAMP(6)
+FROM `outbox_event`
+WHERE available_at <= UTC_TIMESTAMP(6)
+  AND id IN (%s, %s)
+  AND created_at <= UTC_TIMESTAMP(6) + INTERVAL %s SECOND
+  AND NOT (id IN (%s))
+  AND (rescues < 2
+       AND (locked_by IS NULL
+            OR locked_by = %s))
+ORDER BY available_at, id
+LIMIT %s;
+
+UPDATE `outbox_event`
+FORCE INDEX (PRIMARY)
+SET rescues = rescues + CASE WHEN locked_by IS NULL
+                                 OR locked_by = %s THEN 0 ELSE 1
+                        END, locked_by = %s, locked_at = %s, available_at = UTC_TIMESTAMP(6) + INTERVAL %s SECOND
+WHERE id IN (%s)
+  AND available_at <= %s
+  AND (rescues < 2
+       AND (locked_by IS NULL
+            OR locked_by = %s));
+
+SELECT id
+FROM `outbox_event`
+WHERE id IN (%s)
+  AND locked_by = %s
+  AND locked_at = %s;
+
+SELECT `id`, `attempts`, `rescues`, `listener`, `routes`, `queue`, `history`, `occurred_at`, `created_at`,
+       `deliver_at`, `first_due_at`, available_at, locked_by, UTC_TIMESTAMP(6)
+FROM `outbox_event`
+WHERE available_at <= UTC_TIMESTAMP(6)
+  AND id IN (%s, %s)
+  AND created_at <= UTC_TIMESTAMP(6) + INTERVAL %s SECOND
+  AND NOT (id IN (%s))
+  AND (rescues < 2
+       AND (locked_by IS NULL
+            OR locked_by = %s))
+ORDER BY available_at, id
+LIMIT %s
+FOR
+UPDATE SKIP LOCKED;
+
+-- claim streams
+
+(SELECT stream, locked_by, queue, due_at, UTC_TIMESTAMP(6)
+   FROM `outbox_stream`
+   FORCE INDEX (outbox_stream_queue_cdb4ee2a)
+   WHERE queue = %s
+     AND due_at >= UTC_TIMESTAMP(6) + INTERVAL %s SECOND
+     AND due_at <= UTC_TIMESTAMP(6)
+   ORDER BY due_at
+   LIMIT %s
+   FOR UPDATE SKIP LOCKED)
+UNION ALL
+  (SELECT stream, locked_by, queue, due_at, UTC_TIMESTAMP(6)
+   FROM `outbox_stream`
+   FORCE INDEX (outbox_stream_queue_cdb4ee2a)
+   WHERE queue = %s
+     AND due_at <= UTC_TIMESTAMP(6)
+   ORDER BY due_at
+   LIMIT %s
+   FOR UPDATE SKIP LOCKED);
+
+UPDATE
+  (SELECT stream
+   FROM `outbox_stream`
+   FORCE INDEX (PRIMARY)
+   WHERE stream IN (%s, %s)
+     AND due_at <= %s
+   LIMIT %s
+   FOR UPDATE SKIP LOCKED) unlocked
+STRAIGHT_JOIN `outbox_stream` s
+FORCE INDEX (PRIMARY) ON s.stream = unlocked.stream
+SET s.due_at = UTC_TIMESTAMP(6) + INTERVAL %s SECOND, s.locked_by = %s, s.locked_at = %s;
+
+SELECT stream
+FROM `outbox_stream`
+WHERE stream IN (%s, %s)
+  AND locked_by = %s
+  AND locked_at = %s;
+
+-- claim streams, some excluded
+
+(SELECT stream, locked_by, queue, due_at, UTC_TIMESTAMP(6)
+   FROM `outbox_stream`
+   FORCE INDEX (outbox_stream_queue_cdb4ee2a)
+   WHERE queue = %s
+     AND due_at >= UTC_TIMESTAMP(6) + INTERVAL %s SECOND
+     AND due_at <= UTC_TIMESTAMP(6)
+     AND stream NOT IN (%s)
+   ORDER BY due_at
+   LIMIT %s
+   FOR UPDATE SKIP LOCKED)
+UNION ALL
+  (SELECT stream, locked_by, queue, due_at, UTC_TIMESTAMP(6)
+   FROM `outbox_stream`
+   FORCE INDEX (outbox_stream_queue_cdb4ee2a)
+   WHERE queue = %s
+     AND due_at <= UTC_TIMESTAMP(6)
+     AND stream NOT IN (%s)
+   ORDER BY due_at
+   LIMIT %s
+   FOR UPDATE SKIP LOCKED);
+
+-- read streams
+
+SELECT stream, seq, UTC_TIMESTAMP(6)
+FROM `outbox_stream`
+WHERE stream IN (%s, %s)
+  AND locked_by = %s
+  AND locked_at IN (%s);
+
+(SELECT `id`, `attempts`, `rescues`, `listener`, `routes`, `queue`, `history`, `occurred_at`, `created_at`,
+          `deliver_at`, `first_due_at`, `event_id`, `event_type`, `aggregate_type`, `aggregate_id`, `tenant_id`,
+          `payload`, `headers`, `unique_key`, `key`, `stream`, `seq`, `status`,
+     (SELECT MIN(u.seq)
+      FROM `outbox_event` u
+      WHERE u.stream = %s
+        AND u.status IN (0, 2)
+        AND u.status IN (0, 2, 3)
+        AND (u.available_at <= UTC_TIMESTAMP(6)
+             OR u.locked_by IS NOT NULL))
+   FROM `outbox_event`
+   FORCE INDEX (outbox_event_stream_cdb4ee2a)
+   WHERE stream = %s
+     AND status = 0
+   ORDER BY seq
+   LIMIT %s)
+UNION ALL
+  (SELECT `id`, `attempts`, `rescues`, `listener`, `routes`, `queue`, `history`, `occurred_at`, `created_at`,
+          `deliver_at`, `first_due_at`, `event_id`, `event_type`, `aggregate_type`, `aggregate_id`, `tenant_id`,
+          `payload`, `headers`, `unique_key`, `key`, `stream`, `seq`, `status`,
+     (SELECT MIN(u.seq)
+      FROM `outbox_event` u
+      WHERE u.stream = %s
+        AND u.status IN (0, 2)
+        AND u.status IN (0, 2, 3)
+        AND (u.available_at <= UTC_TIMESTAMP(6)
+             OR u.locked_by IS NOT NULL))
+   FROM `outbox_event`
+   FORCE INDEX (outbox_event_stream_cdb4ee2a)
+   WHERE stream = %s
+     AND status = 2
+   ORDER BY seq
+   LIMIT %s);
+
+-- read streams, dead and due alone
+
+SELECT stream, seq, UTC_TIMESTAMP(6)
+FROM `outbox_stream`
+WHERE stream IN (%s, %s)
+  AND locked_by = %s
+  AND locked_at IN (%s);
+
+(SELECT `id`, `attempts`, `rescues`, `listener`, `routes`, `queue`, `history`, `occurred_at`, `created_at`,
+          `deliver_at`, `first_due_at`, `event_id`, `event_type`, `aggregate_type`, `aggregate_id`, `tenant_id`,
+          `payload`, `headers`, `unique_key`, `key`, `stream`, `seq`, `status`,
+     (SELECT MIN(u.seq)
+      FROM `outbox_event` u
+      WHERE u.stream = %s
+        AND u.status IN (0, 2)
+        AND u.status IN (0, 2, 3)
+        AND (u.available_at <= UTC_TIMESTAMP(6)
+             OR u.locked_by IS NOT NULL))
+   FROM `outbox_event`
+   FORCE INDEX (outbox_event_stream_cdb4ee2a)
+   WHERE stream = %s
+     AND status = 0
+   ORDER BY seq
+   LIMIT %s)
+UNION ALL
+  (SELECT `id`, `attempts`, `rescues`, `listener`, `routes`, `queue`, `history`, `occurred_at`, `created_at`,
+          `deliver_at`, `first_due_at`, `event_id`, `event_type`, `aggregate_type`, `aggregate_id`, `tenant_id`,
+          `payload`, `headers`, `unique_key`, `key`, `stream`, `seq`, `status`,
+     (SELECT MIN(u.seq)
+      FROM `outbox_event` u
+      WHERE u.stream = %s
+        AND u.status IN (0, 2)
+        AND u.status IN (0, 2, 3)
+        AND (u.available_at <= UTC_TIMESTAMP(6)
+             OR u.locked_by IS NOT NULL))
+   FROM `outbox_event`
+   FORCE INDEX (outbox_event_stream_cdb4ee2a)
+   WHERE stream = %s
+     AND status = 2
+     AND deliver_at <= UTC_TIMESTAMP(6)
+   ORDER BY seq
+   LIMIT %s)
+UNION ALL
+  (SELECT `id`, `attempts`, `rescues`, `listener`, `routes`, `queue`, `history`, `occurred_at`, `created_at`,
+          `deliver_at`, `first_due_at`, `event_id`, `event_type`, `aggregate_type`, `aggregate_id`, `tenant_id`,
+          `payload`, `headers`, `unique_key`, `key`, `stream`, `seq`, `status`,
+     (SELECT MIN(u.seq)
+      FROM `outbox_event` u
+      WHERE u.stream = %s
+        AND u.status IN (0, 2)
+        AND u.status IN (0, 2, 3)
+        AND (u.available_at <= UTC_TIMESTAMP(6)
+             OR u.locked_by IS NOT NULL))
+   FROM `outbox_event`
+   FORCE INDEX (outbox_event_stream_cdb4ee2a)
+   WHERE stream = %s
+     AND status = 3
+   ORDER BY seq
+   LIMIT %s);
+
+-- next retries
+
+SELECT stream, MIN(deliver_at)
+FROM `outbox_event`
+FORCE INDEX (outbox_event_stream_cdb4ee2a)
+WHERE stream IN (%s, %s)
+  AND status = 2
+  AND status IN (0, 2, 3)
+  AND NOT EXISTS
+    (SELECT 1
+     FROM `outbox_event` dead
+     WHERE dead.stream = `outbox_event`.stream
+       AND dead.seq < `outbox_event`.seq
+       AND dead.status = 3
+       AND dead.status IN (0, 2, 3))
+GROUP BY stream;
+
+-- renew
+
+UPDATE
+  (SELECT id
+   FROM `outbox_event`
+   FORCE INDEX (PRIMARY)
+   WHERE id IN (%s, %s)
+     AND locked_by = %s
+     AND locked_at IN (%s)
+   LIMIT %s
+   FOR UPDATE SKIP LOCKED) unlocked
+STRAIGHT_JOIN `outbox_event` e
+FORCE INDEX (PRIMARY) ON e.id = unlocked.id
+SET available_at = UTC_TIMESTAMP(6) + INTERVAL %s SECOND;
+
+SELECT UTC_TIMESTAMP(6);
+
+UPDATE
+  (SELECT id
+   FROM `outbox_event`
+   FORCE INDEX (PRIMARY)
+   WHERE id IN (%s, %s)
+     AND locked_by = %s
+     AND locked_at IN (%s)
+   LIMIT %s
+   FOR UPDATE SKIP LOCKED) unlocked
+STRAIGHT_JOIN `outbox_event` e
+FORCE INDEX (PRIMARY) ON e.id = unlocked.id
+SET available_at = UTC_TIMESTAMP(6) + INTERVAL %s SECOND;
+
+SELECT id, available_at >= %s
+FROM `outbox_event`
+WHERE id IN (%s, %s)
+  AND locked_by = %s
+  AND locked_at IN (%s);
+
+-- renew streams
+
+UPDATE
+  (SELECT stream
+   FROM `outbox_stream`
+   FORCE INDEX (PRIMARY)
+   WHERE stream IN (%s, %s)
+     AND locked_by = %s
+     AND locked_at IN (%s)
+   LIMIT %s
+   FOR UPDATE SKIP LOCKED) unlocked
+STRAIGHT_JOIN `outbox_stream` e
+FORCE INDEX (PRIMARY) ON e.stream = unlocked.stream
+SET due_at = UTC_TIMESTAMP(6) + INTERVAL %s SECOND;
+
+SELECT UTC_TIMESTAMP(6);
+
+UPDATE
+  (SELECT stream
+   FROM `outbox_stream`
+   FORCE INDEX (PRIMARY)
+   WHERE stream IN (%s, %s)
+     AND locked_by = %s
+     AND locked_at IN (%s)
+   LIMIT %s
+   FOR UPDATE SKIP LOCKED) unlocked
+STRAIGHT_JOIN `outbox_stream` e
+FORCE INDEX (PRIMARY) ON e.stream = unlocked.stream
+SET due_at = UTC_TIMESTAMP(6) + INTERVAL %s SECOND;
+
+SELECT stream, due_at >= %s
+FROM `outbox_stream`
+WHERE stream IN (%s, %s)
+  AND locked_by = %s
+  AND locked_at IN (%s);
+
+-- release
+
+UPDATE
+  (SELECT id
+   FROM `outbox_event`
+   FORCE INDEX (PRIMARY)
+   WHERE id IN (%s, %s)
+     AND `outbox_event`.status IN (0, 2)
+     AND `outbox_event`.locked_by = %s
+     AND `outbox_event`.locked_at IN (%s)
+   LIMIT %s
+   FOR UPDATE SKIP LOCKED) unlocked
+STRAIGHT_JOIN `outbox_event` e
+FORCE INDEX (PRIMARY) ON e.id = unlocked.id
+SET available_at = UTC_TIMESTAMP(6) + INTERVAL %s SECOND, locked_by = NULL, locked_at = NULL;
+
+-- release when the lease ends
+
+UPDATE
+  (SELECT id
+   FROM `outbox_event`
+   FORCE INDEX (PRIMARY)
+   WHERE id IN (%s, %s)
+     AND `outbox_event`.status IN (0, 2)
+     AND `outbox_event`.locked_by = %s
+     AND `outbox_event`.locked_at IN (%s)
+   LIMIT %s
+   FOR UPDATE SKIP LOCKED) unlocked
+STRAIGHT_JOIN `outbox_event` e
+FORCE INDEX (PRIMARY) ON e.id = unlocked.id
+SET locked_by = NULL, locked_at = NULL;
+
+-- release each as it was
+
+UPDATE
+  (SELECT id
+   FROM `outbox_event`
+   FORCE INDEX (PRIMARY)
+   WHERE id IN (%s, %s)
+     AND `outbox_event`.status IN (0, 2)
+     AND `outbox_event`.locked_by = %s
+     AND `outbox_event`.locked_at IN (%s)
+   LIMIT %s
+   FOR UPDATE SKIP LOCKED) unlocked
+STRAIGHT_JOIN `outbox_event` e
+FORCE INDEX (PRIMARY) ON e.id = unlocked.id
+SET available_at = CASE e.id WHEN %s THEN %s WHEN %s THEN %s
+                   END, queue = CASE e.id WHEN %s THEN %s WHEN %s THEN %s
+                                END, locked_by = NULL, locked_at = NULL;
+
+-- release streams
+
+UPDATE
+  (SELECT stream
+   FROM `outbox_stream`
+   FORCE INDEX (PRIMARY)
+   WHERE stream IN (%s, %s)
+     AND locked_by = %s
+     AND seq = CASE stream WHEN %s THEN %s ELSE seq
+               END
+     AND locked_at = CAST(CASE stream WHEN %s THEN %s WHEN %s THEN %s
+                          END AS DATETIME(6))
+   LIMIT %s
+   FOR UPDATE SKIP LOCKED) unlocked
+STRAIGHT_JOIN `outbox_stream` s
+FORCE INDEX (PRIMARY) ON s.stream = unlocked.stream
+SET s.due_at = CASE s.stream WHEN %s THEN UTC_TIMESTAMP(6) + INTERVAL %s SECOND WHEN %s THEN UTC_TIMESTAMP(6) + INTERVAL %s SECOND
+               END, s.queue = CASE s.stream WHEN %s THEN %s ELSE s.queue
+                              END, s.locked_by = NULL, s.locked_at = UTC_TIMESTAMP(6);
+
+SELECT stream, locked_by
+FROM `outbox_stream`
+WHERE stream IN (%s, %s);
+
+-- hand streams back
+
+UPDATE
+  (SELECT stream
+   FROM `outbox_stream`
+   FORCE INDEX (PRIMARY)
+   WHERE stream IN (%s, %s)
+     AND locked_by = %s
+     AND locked_at IN (%s)
+   LIMIT %s
+   FOR UPDATE SKIP LOCKED) unlocked
+STRAIGHT_JOIN `outbox_stream` e
+FORCE INDEX (PRIMARY) ON e.stream = unlocked.stream
+SET due_at = UTC_TIMESTAMP(6) + INTERVAL %s SECOND, locked_by = NULL, locked_at = UTC_TIMESTAMP(6);
+
+-- settle as done
+
+UPDATE `outbox_event`
+FORCE INDEX (PRIMARY)
+SET status = 1, done_at = UTC_TIMESTAMP(6), available_at = NULL, locked_by = NULL, locked_at = NULL
+WHERE id IN (%s, %s)
+  AND `outbox_event`.status IN (0, 2)
+  AND `outbox_event`.locked_by = %s
+  AND `outbox_event`.locked_at IN (%s);
+
+-- settle as done, with a key
+
+UPDATE `outbox_event`
+FORCE INDEX (PRIMARY)
+SET status = 1, done_at = UTC_TIMESTAMP(6), available_at = NULL, locked_by = NULL, locked_at = NULL
+WHERE id IN (%s, %s)
+  AND `outbox_event`.status IN (0, 2)
+  AND EXISTS
+    (SELECT 1
+     FROM `outbox_stream` owned
+     WHERE owned.stream = `outbox_event`.stream
+       AND owned.locked_by = %s
+       AND owned.locked_at IN (%s));
+
+-- delete what is done
+
+DELETE `outbox_event`
+FROM `outbox_event`
+FORCE INDEX (PRIMARY)
+WHERE id IN (%s, %s)
+  AND `outbox_event`.status IN (0, 2)
+  AND `outbox_event`.locked_by = %s
+  AND `outbox_event`.locked_at IN (%s)
+  AND unique_key IS NULL;
+
+-- settle
+
+UPDATE `outbox_event`
+FORCE INDEX (PRIMARY)
+SET status = CASE id WHEN %s THEN %s WHEN %s THEN %s
+             END, attempts = attempts + CASE id WHEN %s THEN %s WHEN %s THEN %s
+                                        END, rescues = 0, available_at = CASE id
+                                                                             WHEN %s THEN UTC_TIMESTAMP(6) + INTERVAL %s SECOND
+                                                                             WHEN %s THEN UTC_TIMESTAMP(6) + INTERVAL %s SECOND
+                                                                         END, done_at = NULL,
+                                                                         last_error = COALESCE(CASE id
+                                                                                                   WHEN %s THEN %s
+                                                                                                   WHEN %s THEN %s
+                                                                                               END,
+                                                                                        last_error),
+                                                                         cause = COALESCE(CASE id
+                                                                                              WHEN %s THEN %s
+                                                                                              WHEN %s THEN %s
+                                                                                          END,
+                                                                                   cause),
+                                                                         history = COALESCE(CASE id
+                                                                                                WHEN %s THEN %s
+                                                                                                WHEN %s THEN %s
+                                                                                            END,
+                                                                                     history),
+                                                                         queue = COALESCE(CASE id
+                                                                                              WHEN %s THEN %s
+                                                                                              WHEN %s THEN %s
+                                                                                          END,
+                                                                                   queue), locked_by = NULL,
+                                                                         locked_at = NULL
+WHERE id IN (%s, %s)
+  AND attempts = CASE id WHEN %s THEN %s WHEN %s THEN %s
+                 END
+  AND `outbox_event`.status IN (0, 2)
+  AND `outbox_event`.locked_by = %s
+  AND `outbox_event`.locked_at = CAST(CASE id WHEN %s THEN %s WHEN %s THEN %s
+                                      END AS DATETIME(6));
+
+-- settle, with a key
+
+UPDATE `outbox_event`
+FORCE INDEX (PRIMARY)
+SET status = CASE id WHEN %s THEN %s WHEN %s THEN %s
+             END, attempts = attempts + CASE id WHEN %s THEN %s WHEN %s THEN %s
+                                        END, rescues = 0, deliver_at = CASE id
+                                                                           WHEN %s THEN UTC_TIMESTAMP(6) + INTERVAL %s SECOND
+                                                                           WHEN %s THEN UTC_TIMESTAMP(6) + INTERVAL %s SECOND
+                                                                       END, done_at = NULL,
+                                                                       last_error = COALESCE(CASE id
+                                                                                                 WHEN %s THEN %s
+                                                                                                 WHEN %s THEN %s
+                                                                                             END,
+                                                                                      last_error),
+                                                                       cause = COALESCE(CASE id
+                                                                                            WHEN %s THEN %s
+                                                                                            WHEN %s THEN %s
+                                                                                        END,
+                                                                                 cause),
+                                                                       history = COALESCE(CASE id
+                                                                                              WHEN %s THEN %s
+                                                                                              WHEN %s THEN %s
+                                                                                          END,
+                                                                                   history),
+                                                                       queue = COALESCE(CASE id
+                                                                                            WHEN %s THEN %s
+                                                                                            WHEN %s THEN %s
+                                                                                        END,
+                                                                                 queue), locked_by = NULL,
+                                                                       locked_at = NULL
+WHERE id IN (%s, %s)
+  AND attempts = CASE id WHEN %s THEN %s WHEN %s THEN %s
+                 END
+  AND `outbox_event`.status IN (0, 2)
+  AND EXISTS
+    (SELECT 1
+     FROM `outbox_stream` owned
+     WHERE owned.stream = `outbox_event`.stream
+       AND owned.locked_by = %s
+       AND owned.locked_at = CAST(CASE id WHEN %s THEN %s WHEN %s THEN %s
+                                  END AS DATETIME(6)));
+
+-- route rows
+
+UPDATE `outbox_event`
+FORCE INDEX (PRIMARY)
+SET listener = %s, routes = %s, queue = %s, stream = CASE
+                                                         WHEN `key` IS NOT NULL THEN CONCAT(%s,
+                                                                                       `key`)
+                                                     END, available_at = CASE
+                                                                             WHEN `key` IS NULL THEN available_at
+                                                                         END, locked_by = CASE
+                                                                                              WHEN `key` IS NULL THEN locked_by
+                                                                                          END, locked_at = CASE
+                                                                                                               WHEN `key` IS NULL THEN locked_at
+                                                                                                           END
+WHERE listener IS NULL
+  AND id IN (%s, %s)
+  AND `outbox_event`.status IN (0, 2)
+  AND EXISTS
+    (SELECT 1
+     FROM `outbox_stream` owned
+     WHERE owned.stream = `outbox_event`.stream
+       AND owned.locked_by = %s
+       AND owned.locked_at IN (%s));
+
+-- add rows
+
+INSERT INTO `outbox_event` (id,
+               listener, routes, queue, stream, first_due_at, available_at, deliver_at, status, attempts,
+               rescues, event_id, event_type, aggregate_type, aggregate_id, tenant_id, payload, headers, occurred_at,
+               created_at, `key`, seq)
+SELECT CONCAT(event_id, %s), %s, %s, %s, CASE WHEN `key` IS NOT NULL THEN CONCAT(%s,
+                                                                            `key`)
+                                         END, UTC_TIMESTAMP(6),
+       CASE WHEN `key` IS NULL THEN UTC_TIMESTAMP(6)
+       END, CASE WHEN `key` IS NULL THEN deliver_at
+            END, 0, 0, 0, event_id, event_type, aggregate_type,
+       aggregate_id, tenant_id, payload, headers, occurred_at, created_at, `key`, seq
+FROM `outbox_event`
+WHERE id IN (%s, %s)
+  AND routes = %s ON DUPLICATE KEY
+  UPDATE id =
+  VALUES(id);
+
+-- lock an event
+
+SELECT id, routes
+FROM `outbox_event`
+FORCE INDEX (PRIMARY)
+WHERE id >= %s
+  AND id < %s
+  AND event_id = %s
+ORDER BY id
+FOR
+UPDATE;
+
+-- note a receipt
+
+UPDATE `outbox_event`
+FORCE INDEX (PRIMARY)
+SET routes = %s
+WHERE id IN (%s);
+
+-- add to the history
+
+UPDATE `outbox_event`
+FORCE INDEX (PRIMARY)
+SET history = CASE WHEN history IS NULL THEN %s ELSE CONCAT(SUBSTR(history,
+                                                              1, LENGTH(history) - 1),
+                                                       %s)
+              END
+WHERE id IN (%s, %s)
+  AND `outbox_event`.status IN (0, 2)
+  AND `outbox_event`.locked_by = %s
+  AND `outbox_event`.locked_at IN (%s);
+
+-- count a start
+
+UPDATE `outbox_event`
+FORCE INDEX (PRIMARY)
+SET rescues = rescues + 1
+WHERE id IN (%s, %s)
+  AND `outbox_event`.status IN (0, 2)
+  AND EXISTS
+    (SELECT 1
+     FROM `outbox_stream` owned
+     WHERE owned.stream = `outbox_event`.stream
+       AND owned.locked_by = %s
+       AND owned.locked_at IN (%s));
+
+-- take a start back
+
+UPDATE `outbox_event`
+FORCE INDEX (PRIMARY)
+SET rescues = rescues - 1
+WHERE id IN (%s, %s)
+  AND `outbox_event`.status IN (0, 2)
+  AND EXISTS
+    (SELECT 1
+     FROM `outbox_stream` owned
+     WHERE owned.stream = `outbox_event`.stream
+       AND owned.locked_by = %s
+       AND owned.locked_at IN (%s))
+  AND rescues > 0;
+
+-- find lost workers' events
+
+SELECT MAX(queue), MAX(CASE WHEN (rescues = 0
+                                  AND locked_by <> %s) THEN available_at
+                       END),
+       MAX(CASE WHEN (rescues > 1
+                      OR (rescues = 1
+                          AND locked_by <> %s)) THEN 1 ELSE 0
+           END), MIN(available_at), UTC_TIMESTAMP(6)
+FROM
+  (SELECT queue, rescues, locked_by, available_at
+   FROM `outbox_event`
+   FORCE INDEX (outbox_event_queue_cdb4ee2a)
+   WHERE queue = %s
+     AND available_at <= UTC_TIMESTAMP(6)
+   ORDER BY available_at, id
+   LIMIT %s) due
+UNION ALL
+SELECT MAX(queue), MAX(CASE WHEN (rescues = 0
+                                  AND locked_by <> %s) THEN available_at
+                       END),
+       MAX(CASE WHEN (rescues > 1
+                      OR (rescues = 1
+                          AND locked_by <> %s)) THEN 1 ELSE 0
+           END), MIN(available_at), UTC_TIMESTAMP(6)
+FROM
+  (SELECT queue, rescues, locked_by, available_at
+   FROM `outbox_event`
+   FORCE INDEX (outbox_event_queue_cdb4ee2a)
+   WHERE queue = %s
+     AND available_at <= UTC_TIMESTAMP(6)
+   ORDER BY available_at, id
+   LIMIT %s) due;
+
+-- when is the next due
+
+SELECT *
+FROM
+  (SELECT queue, available_at AS at, UTC_TIMESTAMP(6) AS now
+   FROM `outbox_event`
+   FORCE INDEX (outbox_event_queue_cdb4ee2a)
+   WHERE queue = %s
+     AND available_at >= UTC_TIMESTAMP(6) + INTERVAL %s SECOND
+   ORDER BY available_at
+   LIMIT 1) due
+UNION ALL
+SELECT *
+FROM
+  (SELECT queue, due_at AS at, UTC_TIMESTAMP(6) AS now
+   FROM `outbox_stream`
+   FORCE INDEX (outbox_stream_queue_cdb4ee2a)
+   WHERE queue = %s
+     AND due_at >= UTC_TIMESTAMP(6) + INTERVAL %s SECOND
+   ORDER BY due_at
+   LIMIT 1) due;
+
+-- is anything due
+
+SELECT *
+FROM
+  (SELECT queue
+   FROM `outbox_event`
+   FORCE INDEX (outbox_event_queue_cdb4ee2a)
+   WHERE queue = %s
+     AND available_at <= UTC_TIMESTAMP(6)
+   ORDER BY available_at
+   LIMIT 1) due
+UNION ALL
+SELECT *
+FROM
+  (SELECT queue
+   FROM `outbox_stream`
+   FORCE INDEX (outbox_stream_queue_cdb4ee2a)
+   WHERE queue = %s
+     AND due_at <= UTC_TIMESTAMP(6)
+   ORDER BY due_at
+   LIMIT 1) due;
+
+-- other queues
+
+SELECT *
+FROM
+  (SELECT queue
+   FROM `outbox_event`
+   FORCE INDEX (outbox_event_queue_cdb4ee2a)
+   WHERE queue > %s
+     AND queue < %s
+     AND 1 = 1
+   ORDER BY queue, available_at
+   LIMIT 1) gap
+UNION ALL
+SELECT *
+FROM
+  (SELECT queue
+   FROM `outbox_stream`
+   FORCE INDEX (outbox_stream_queue_cdb4ee2a)
+   WHERE queue > %s
+     AND queue < %s
+     AND 1 = 1
+   ORDER BY queue, due_at
+   LIMIT 1) gap
+UNION ALL
+SELECT *
+FROM
+  (SELECT queue
+   FROM `outbox_event`
+   FORCE INDEX (outbox_event_queue_cdb4ee2a)
+   WHERE queue > %s
+     AND 1 = 1
+   ORDER BY queue, available_at
+   LIMIT 1) gap
+UNION ALL
+SELECT *
+FROM
+  (SELECT queue
+   FROM `outbox_stream`
+   FORCE INDEX (outbox_stream_queue_cdb4ee2a)
+   WHERE queue > %s
+     AND 1 = 1
+   ORDER BY queue, due_at
+   LIMIT 1) gap;
+
+SELECT *
+FROM
+  (SELECT queue
+   FROM `outbox_event`
+   FORCE INDEX (outbox_event_queue_cdb4ee2a)
+   WHERE queue > %s
+     AND queue < %s
+     AND 1 = 1
+   ORDER BY queue, available_at
+   LIMIT 1) gap
+UNION ALL
+SELECT *
+FROM
+  (SELECT queue
+   FROM `outbox_stream`
+   FORCE INDEX (outbox_stream_queue_cdb4ee2a)
+   WHERE queue > %s
+     AND queue < %s
+     AND 1 = 1
+   ORDER BY queue, due_at
+   LIMIT 1) gap
+UNION ALL
+SELECT *
+FROM
+  (SELECT queue
+   FROM `outbox_event`
+   FORCE INDEX (outbox_event_queue_cdb4ee2a)
+   WHERE queue > %s
+     AND queue < %s
+     AND 1 = 1
+   ORDER BY queue, available_at
+   LIMIT 1) gap
+UNION ALL
+SELECT *
+FROM
+  (SELECT queue
+   FROM `outbox_stream`
+   FORCE INDEX (outbox_stream_queue_cdb4ee2a)
+   WHERE queue > %s
+     AND queue < %s
+     AND 1 = 1
+   ORDER BY queue, due_at
+   LIMIT 1) gap
+UNION ALL
+SELECT *
+FROM
+  (SELECT queue
+   FROM `outbox_event`
+   FORCE INDEX (outbox_event_queue_cdb4ee2a)
+   WHERE queue > %s
+     AND 1 = 1
+   ORDER BY queue, available_at
+   LIMIT 1) gap
+UNION ALL
+SELECT *
+FROM
+  (SELECT queue
+   FROM `outbox_stream`
+   FORCE INDEX (outbox_stream_queue_cdb4ee2a)
+   WHERE queue > %s
+     AND 1 = 1
+   ORDER BY queue, due_at
+   LIMIT 1) gap;
+
+(SELECT queue
+   FROM `outbox_event`
+   FORCE INDEX (outbox_event_queue_cdb4ee2a)
+   WHERE queue = %s
+     AND available_at IS NOT NULL
+   ORDER BY available_at
+   LIMIT 1)
+UNION ALL
+  (SELECT queue
+   FROM `outbox_stream`
+   FORCE INDEX (outbox_stream_queue_cdb4ee2a)
+   WHERE queue = %s
+     AND due_at IS NOT NULL
+   ORDER BY due_at
+   LIMIT 1);
+
+-- move events
+
+UPDATE
+  (SELECT id
+   FROM `outbox_event`
+   FORCE INDEX (PRIMARY)
+   WHERE id IN (%s)
+     AND available_at <= %s
+   LIMIT %s
+   FOR UPDATE SKIP LOCKED) unlocked
+STRAIGHT_JOIN `outbox_event` e
+FORCE INDEX (PRIMARY) ON e.id = unlocked.id
+SET queue = %s;
+
+-- move streams
+
+SELECT stream
+FROM `outbox_stream`
+FORCE INDEX (outbox_stream_queue_cdb4ee2a)
+WHERE queue = %s
+  AND due_at <= UTC_TIMESTAMP(6)
+ORDER BY due_at
+LIMIT %s;
+
+UPDATE
+  (SELECT stream
+   FROM `outbox_stream`
+   FORCE INDEX (PRIMARY)
+   WHERE stream IN (%s)
+     AND queue = %s
+     AND due_at <= UTC_TIMESTAMP(6)
+   LIMIT %s
+   FOR UPDATE SKIP LOCKED) unlocked
+STRAIGHT_JOIN `outbox_stream` e
+FORCE INDEX (PRIMARY) ON e.stream = unlocked.stream
+SET queue = %s;
+
+-- wake streams
+
+INSERT INTO `outbox_stream` (stream, `key`, lane, seq, due_at, queue)
+VALUES (%s, %s, %s, LAST_INSERT_ID(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) + %s), UTC_TIMESTAMP(6), %s), (%s,
+                                                                                                                             %s,
+                                                                                                                             %s,
+                                                                                                                             LAST_INSERT_ID(TIMESTAMPDIFF(MICROSECOND,
+
+                                                                                                                                              '1970-01-01',
+                                                                                                                                              UTC_TIMESTAMP(6)) + %s),
+                                                                                                                             UTC_TIMESTAMP(6),
+                                                                                                                             %s) AS new ON DUPLICATE KEY
+UPDATE queue = CASE WHEN `outbox_stream`.due_at IS NULL THEN new.queue ELSE `outbox_stream`.queue
+               END,
+               seq = LAST_INSERT_ID(`outbox_stream`.seq + 1 + new.seq - TIMESTAMPDIFF(MICROSECOND,
+                                                                          '1970-01-01',
+                                                                          UTC_TIMESTAMP(6))), due_at = CASE
+                                                                                                           WHEN `outbox_stream`.locked_by IS NULL THEN UTC_TIMESTAMP(6)
+                                                                                                           ELSE `outbox_stream`.due_at
+                                                                                                       END;
+
+-- number events
+
+INSERT INTO `outbox_stream` (stream, `key`, lane, seq, due_at, queue)
+VALUES (%s, %s, %s, LAST_INSERT_ID(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) + %s), UTC_TIMESTAMP(6), %s), (%s,
+                                                                                                                             %s,
+                                                                                                                             %s,
+                                                                                                                             LAST_INSERT_ID(TIMESTAMPDIFF(MICROSECOND,
+
+                                                                                                                                              '1970-01-01',
+                                                                                                                                              UTC_TIMESTAMP(6)) + %s),
+                                                                                                                             NULL,
+                                                                                                                             %s) AS new ON DUPLICATE KEY
+UPDATE queue = CASE WHEN `outbox_stream`.due_at IS NULL THEN new.queue ELSE `outbox_stream`.queue
+               END,
+               seq = LAST_INSERT_ID(`outbox_stream`.seq + 1 + new.seq - TIMESTAMPDIFF(MICROSECOND,
+                                                                          '1970-01-01',
+                                                                          UTC_TIMESTAMP(6))), due_at = CASE
+                                                                                                           WHEN new.due_at IS NULL THEN `outbox_stream`.due_at
+                                                                                                           ELSE COALESCE(`outbox_stream`.due_at,
+
+                                                                                                                  UTC_TIMESTAMP(6))
+                                                                                                       END;
+
+SELECT stream, seq
+FROM `outbox_stream`
+WHERE stream IN (%s, %s);
+
+-- resume
+
+UPDATE `outbox_event`
+FORCE INDEX (PRIMARY)
+SET available_at = UTC_TIMESTAMP(6), first_due_at = UTC_TIMESTAMP(6), locked_at = NULL
+WHERE id IN (%s, %s)
+  AND available_at > UTC_TIMESTAMP(6)
+  AND locked_by IS NULL
+  AND locked_at IS NOT NULL;
+
+-- take a named lease
+
+UPDATE `outbox_lease`
+SET locked_by = %s, locked_until = UTC_TIMESTAMP(6) + INTERVAL %s SECOND
+WHERE name = %s
+  AND (locked_by = %s
+       OR locked_by IS NULL
+       OR locked_until <= UTC_TIMESTAMP(6));
+
+INSERT INTO `outbox_lease` (name)
+VALUES (%s);
+
+-- delete events
+
+DELETE `outbox_event`
+FROM `outbox_event`
+FORCE INDEX (PRIMARY)
+WHERE id IN (%s, %s)
+  AND status >= 0;
+
+-- delete streams
+
+DELETE
+FROM `outbox_stream`
+WHERE stream = %s;
+
+DELETE
+FROM `outbox_stream`
+WHERE stream = %s;

@@ -1,0 +1,896 @@
+-- claim what is due
+
+SELECT *
+FROM
+  (SELECT id, attempts, rescues, listener, routes, queue, history, +occurred_at, +created_at, +deliver_at, +first_due_at,
+                                                                                                            event_id,
+                                                                                                            event_type,
+                                                                                                            aggregate_type,
+                                                                                                            aggregate_id,
+                                                                                                            tenant_id,
+                                                                                                            payload,
+                                                                                                            headers,
+                                                                                                            unique_key,
+                                                                                                            key, +available_at AS due_at,
+                                                                                                                  locked_by,
+                                                                                                                  strftime('%%Y-%%m-%%d %%H:%%M:%%f000',
+
+                                                                                                                    'now')
+   FROM "outbox_event"
+   WHERE queue = %s
+     AND available_at >= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now', %s || ' seconds')
+     AND available_at <= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')
+     AND (rescues < 2
+          AND (locked_by IS NULL
+               OR locked_by = %s))
+   ORDER BY queue, available_at, id
+   LIMIT %s)
+UNION ALL
+SELECT *
+FROM
+  (SELECT id, attempts, rescues, listener, routes, queue, history, +occurred_at, +created_at, +deliver_at, +first_due_at,
+                                                                                                            event_id,
+                                                                                                            event_type,
+                                                                                                            aggregate_type,
+                                                                                                            aggregate_id,
+                                                                                                            tenant_id,
+                                                                                                            payload,
+                                                                                                            headers,
+                                                                                                            unique_key,
+                                                                                                            key, +available_at AS due_at,
+                                                                                                                  locked_by,
+                                                                                                                  strftime('%%Y-%%m-%%d %%H:%%M:%%f000',
+
+                                                                                                                    'now')
+   FROM "outbox_event"
+   WHERE queue = %s
+     AND available_at <= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')
+     AND (rescues < 2
+          AND (locked_by IS NULL
+               OR locked_by = %s))
+   ORDER BY queue, available_at, id
+   LIMIT %s);
+
+UPDATE "outbox_event"
+SET rescues = rescues + CASE WHEN locked_by IS NULL
+                                 OR locked_by = %s THEN 0 ELSE 1
+                        END, locked_by = %s, locked_at = %s,
+                        available_at = strftime('%%Y-%%m-%%d %%H:%%M:%%f000',
+                                         'now', %s || ' seconds')
+WHERE (id IN (%s, %s)
+       AND attempts = %s)
+  AND +available_at <= %s
+  AND (rescues < 2
+       AND (locked_by IS NULL
+            OR locked_by = %s));
+
+SELECT id
+FROM "outbox_event"
+WHERE id IN (%s, %s)
+  AND locked_by = %s
+  AND locked_at = %s;
+
+-- claim what is due at a time
+
+SELECT id, attempts, rescues, listener, routes, queue, history, +occurred_at, +created_at, +deliver_at, +first_due_at,
+                                                                                                         event_id,
+                                                                                                         event_type,
+                                                                                                         aggregate_type,
+                                                                                                         aggregate_id,
+                                                                                                         tenant_id,
+                                                                                                         payload,
+                                                                                                         headers,
+                                                                                                         unique_key,
+                                                                                                         key, +available_at AS due_at,
+                                                                                                               locked_by,
+                                                                                                               strftime('%%Y-%%m-%%d %%H:%%M:%%f000',
+
+                                                                                                                 'now')
+FROM "outbox_event"
+WHERE queue = %s
+  AND available_at >= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now', %s || ' seconds')
+  AND available_at <= %s
+  AND (rescues < 2
+       AND (locked_by IS NULL
+            OR locked_by = %s))
+ORDER BY queue, available_at, id
+LIMIT %s;
+
+UPDATE "outbox_event"
+SET rescues = rescues + CASE WHEN locked_by IS NULL
+                                 OR locked_by = %s THEN 0 ELSE 1
+                        END, locked_by = %s, locked_at = %s,
+                        available_at = strftime('%%Y-%%m-%%d %%H:%%M:%%f000',
+                                         'now', %s || ' seconds')
+WHERE (id IN (%s, %s)
+       AND attempts = %s)
+  AND +available_at <= %s
+  AND (rescues < 2
+       AND (locked_by IS NULL
+            OR locked_by = %s));
+
+SELECT id
+FROM "outbox_event"
+WHERE id IN (%s, %s)
+  AND locked_by = %s
+  AND locked_at = %s;
+
+SELECT id, attempts, rescues, listener, routes, queue, history, +occurred_at, +created_at, +deliver_at, +first_due_at,
+                                                                                                         event_id,
+                                                                                                         event_type,
+                                                                                                         aggregate_type,
+                                                                                                         aggregate_id,
+                                                                                                         tenant_id,
+                                                                                                         payload,
+                                                                                                         headers,
+                                                                                                         unique_key,
+                                                                                                         key, +available_at AS due_at,
+                                                                                                               locked_by,
+                                                                                                               strftime('%%Y-%%m-%%d %%H:%%M:%%f000',
+
+                                                                                                                 'now')
+FROM "outbox_event"
+WHERE queue = %s
+  AND available_at >= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now', %s || ' seconds')
+  AND available_at <= %s
+  AND (rescues < 2
+       AND (locked_by IS NULL
+            OR locked_by = %s))
+ORDER BY queue, available_at, id
+LIMIT %s;
+
+-- claim by id
+
+SELECT id, attempts, rescues, listener, routes, queue, history, +occurred_at, +created_at, +deliver_at, +first_due_at, +available_at AS due_at,
+                                                                                                                        locked_by,
+                                                                                                                        strftime('%%Y-%%m-%%d %%H:%%M:%%f000',
+
+                                                                                                                          'now')
+FROM "outbox_event"
+WHERE available_at <= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')
+  AND id IN (%s, %s)
+  AND created_at <= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now', %s || ' seconds')
+  AND NOT (id IN (%s))
+  AND (rescues < 2
+       AND (locked_by IS NULL
+            OR locked_by = %s))
+ORDER BY available_at, id
+LIMIT %s;
+
+UPDATE "outbox_event"
+SET rescues = rescues + CASE WHEN locked_by IS NULL
+                                 OR locked_by = %s THEN 0 ELSE 1
+                        END, locked_by = %s, locked_at = %s,
+                        available_at = strftime('%%Y-%%m-%%d %%H:%%M:%%f000',
+                                         'now', %s || ' seconds')
+WHERE (id IN (%s)
+       AND attempts = %s)
+  AND +available_at <= %s
+  AND (rescues < 2
+       AND (locked_by IS NULL
+            OR locked_by = %s));
+
+SELECT id
+FROM "outbox_event"
+WHERE id IN (%s)
+  AND locked_by = %s
+  AND locked_at = %s;
+
+SELECT id, attempts, rescues, listener, routes, queue, history, +occurred_at, +created_at, +deliver_at, +first_due_at, +available_at AS due_at,
+                                                                                                                        locked_by,
+                                                                                                                        strftime('%%Y-%%m-%%d %%H:%%M:%%f000',
+
+                                                                                                                          'now')
+FROM "outbox_event"
+WHERE available_at <= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')
+  AND id IN (%s, %s)
+  AND created_at <= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now', %s || ' seconds')
+  AND NOT (id IN (%s))
+  AND (rescues < 2
+       AND (locked_by IS NULL
+            OR locked_by = %s))
+ORDER BY available_at, id
+LIMIT %s;
+
+-- claim streams
+
+SELECT *
+FROM
+  (SELECT stream, locked_by, queue, due_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f000',
+                                              'now')
+   FROM "outbox_stream"
+   WHERE queue = %s
+     AND due_at >= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now', %s || ' seconds')
+     AND due_at <= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')
+   ORDER BY queue, due_at
+   LIMIT %s)
+UNION ALL
+SELECT *
+FROM
+  (SELECT stream, locked_by, queue, due_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f000',
+                                              'now')
+   FROM "outbox_stream"
+   WHERE queue = %s
+     AND due_at <= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')
+   ORDER BY queue, due_at
+   LIMIT %s);
+
+UPDATE "outbox_stream"
+SET due_at = strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now', %s || ' seconds'), locked_by = %s, locked_at = %s
+WHERE stream IN (%s, %s)
+  AND +due_at <= %s;
+
+SELECT stream
+FROM "outbox_stream"
+WHERE stream IN (%s, %s)
+  AND locked_by = %s
+  AND locked_at = %s;
+
+-- claim streams, some excluded
+
+SELECT *
+FROM
+  (SELECT stream, locked_by, queue, due_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f000',
+                                              'now')
+   FROM "outbox_stream"
+   WHERE queue = %s
+     AND due_at >= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now', %s || ' seconds')
+     AND due_at <= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')
+     AND stream NOT IN (%s)
+   ORDER BY queue, due_at
+   LIMIT %s)
+UNION ALL
+SELECT *
+FROM
+  (SELECT stream, locked_by, queue, due_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f000',
+                                              'now')
+   FROM "outbox_stream"
+   WHERE queue = %s
+     AND due_at <= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')
+     AND stream NOT IN (%s)
+   ORDER BY queue, due_at
+   LIMIT %s);
+
+-- read streams
+
+SELECT stream, seq, strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')
+FROM "outbox_stream"
+WHERE stream IN (%s, %s)
+  AND locked_by = %s
+  AND locked_at IN (%s);
+
+SELECT *
+FROM
+  (SELECT id, attempts, rescues, listener, routes, queue, history, occurred_at, created_at, deliver_at,
+          first_due_at, event_id, event_type, aggregate_type, aggregate_id, tenant_id, payload, headers, unique_key, key,
+          stream, seq, status,
+     (SELECT MIN(u.seq)
+      FROM "outbox_event" u
+      WHERE u.stream = %s
+        AND u.status IN (0, 2)
+        AND u.status IN (0, 2, 3)
+        AND (u.available_at <= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')
+             OR u.locked_by IS NOT NULL))
+   FROM "outbox_event"
+   WHERE stream = %s
+     AND status IN (0, 2)
+     AND status IN (0, 2, 3)
+   ORDER BY seq
+   LIMIT %s);
+
+-- read streams, dead and due alone
+
+SELECT stream, seq, strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')
+FROM "outbox_stream"
+WHERE stream IN (%s, %s)
+  AND locked_by = %s
+  AND locked_at IN (%s);
+
+SELECT *
+FROM
+  (SELECT id, attempts, rescues, listener, routes, queue, history, occurred_at, created_at, deliver_at,
+          first_due_at, event_id, event_type, aggregate_type, aggregate_id, tenant_id, payload, headers, unique_key, key,
+          stream, seq, status,
+     (SELECT MIN(u.seq)
+      FROM "outbox_event" u
+      WHERE u.stream = %s
+        AND u.status IN (0, 2)
+        AND u.status IN (0, 2, 3)
+        AND (u.available_at <= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')
+             OR u.locked_by IS NOT NULL))
+   FROM "outbox_event"
+   WHERE stream = %s
+     AND status IN (0, 2, 3)
+     AND (status <> 2
+          OR deliver_at <= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now'))
+   ORDER BY seq
+   LIMIT %s);
+
+-- next retries
+
+SELECT stream, MIN(deliver_at)
+FROM "outbox_event"
+WHERE stream IN (%s, %s)
+  AND status = 2
+  AND status IN (0, 2, 3)
+  AND NOT EXISTS
+    (SELECT 1
+     FROM "outbox_event" dead
+     WHERE dead.stream = "outbox_event".stream
+       AND dead.seq < "outbox_event".seq
+       AND dead.status = 3
+       AND dead.status IN (0, 2, 3))
+GROUP BY stream;
+
+-- renew
+
+UPDATE "outbox_event"
+SET available_at = strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now', %s || ' seconds')
+WHERE id IN (%s, %s)
+  AND locked_by = %s
+  AND locked_at IN (%s);
+
+SELECT strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now');
+
+UPDATE "outbox_event"
+SET available_at = strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now', %s || ' seconds')
+WHERE id IN (%s, %s)
+  AND locked_by = %s
+  AND locked_at IN (%s);
+
+SELECT id, available_at >= %s
+FROM "outbox_event"
+WHERE id IN (%s, %s)
+  AND locked_by = %s
+  AND locked_at IN (%s);
+
+-- renew streams
+
+UPDATE "outbox_stream"
+SET due_at = strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now', %s || ' seconds')
+WHERE stream IN (%s, %s)
+  AND locked_by = %s
+  AND locked_at IN (%s);
+
+SELECT strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now');
+
+UPDATE "outbox_stream"
+SET due_at = strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now', %s || ' seconds')
+WHERE stream IN (%s, %s)
+  AND locked_by = %s
+  AND locked_at IN (%s);
+
+SELECT stream, due_at >= %s
+FROM "outbox_stream"
+WHERE stream IN (%s, %s)
+  AND locked_by = %s
+  AND locked_at IN (%s);
+
+-- release
+
+UPDATE "outbox_event"
+SET available_at = strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now', %s || ' seconds'), locked_by = NULL, locked_at = NULL
+WHERE id IN (%s, %s)
+  AND "outbox_event".status IN (0, 2)
+  AND "outbox_event".locked_by = %s
+  AND "outbox_event".locked_at IN (%s);
+
+-- release when the lease ends
+
+UPDATE "outbox_event"
+SET locked_by = NULL, locked_at = NULL
+WHERE id IN (%s, %s)
+  AND "outbox_event".status IN (0, 2)
+  AND "outbox_event".locked_by = %s
+  AND "outbox_event".locked_at IN (%s);
+
+-- release each as it was
+
+UPDATE "outbox_event" AS e
+SET available_at = v.column2, queue = v.column3, locked_by = NULL, locked_at = NULL
+FROM (
+      VALUES (%s, %s, %s), (%s, %s, %s)) AS v
+WHERE e.id = v.column1
+  AND e.status IN (0, 2)
+  AND e.locked_by = %s
+  AND e.locked_at IN (%s);
+
+-- release streams
+
+UPDATE "outbox_stream"
+SET due_at = CASE stream WHEN %s THEN strftime('%%Y-%%m-%%d %%H:%%M:%%f000',
+                                        'now', %s || ' seconds') WHEN %s THEN strftime('%%Y-%%m-%%d %%H:%%M:%%f000',
+                                                                                'now',
+                                                                                %s || ' seconds')
+             END, queue = CASE stream WHEN %s THEN %s ELSE queue
+                          END, locked_by = NULL,
+                          locked_at = strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')
+WHERE stream IN (%s, %s)
+  AND locked_by = %s
+  AND seq = CASE stream WHEN %s THEN %s ELSE seq
+            END
+  AND locked_at = CASE stream WHEN %s THEN %s WHEN %s THEN %s
+                  END;
+
+SELECT stream, locked_by
+FROM "outbox_stream"
+WHERE stream IN (%s, %s);
+
+-- hand streams back
+
+UPDATE "outbox_stream"
+SET due_at = strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now', %s || ' seconds'), locked_by = NULL, locked_at = strftime('%%Y-%%m-%%d %%H:%%M:%%f000',
+
+                                                                                                              'now')
+WHERE stream IN (%s, %s)
+  AND locked_by = %s
+  AND locked_at IN (%s);
+
+-- settle as done
+
+UPDATE "outbox_event"
+SET status = 1, done_at = strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now'), available_at = NULL, locked_by = NULL,
+    locked_at = NULL
+WHERE id IN (%s, %s)
+  AND "outbox_event".status IN (0, 2)
+  AND "outbox_event".locked_by = %s
+  AND "outbox_event".locked_at IN (%s);
+
+-- settle as done, with a key
+
+UPDATE "outbox_event"
+SET status = 1, done_at = strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now'), available_at = NULL, locked_by = NULL,
+    locked_at = NULL
+WHERE id IN (%s, %s)
+  AND "outbox_event".status IN (0, 2)
+  AND EXISTS
+    (SELECT 1
+     FROM "outbox_stream" owned
+     WHERE owned.stream = "outbox_event".stream
+       AND owned.locked_by = %s
+       AND owned.locked_at IN (%s));
+
+-- delete what is done
+
+DELETE
+FROM "outbox_event"
+WHERE id IN (%s, %s)
+  AND "outbox_event".status IN (0, 2)
+  AND "outbox_event".locked_by = %s
+  AND "outbox_event".locked_at IN (%s)
+  AND unique_key IS NULL;
+
+-- settle
+
+UPDATE "outbox_event" AS e
+SET status = v.status, attempts = e.attempts + v.spent, rescues = 0,
+    available_at = strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now', v.delay || ' seconds'), done_at = CASE
+                                                                                                       WHEN v.delay IS NULL THEN strftime('%%Y-%%m-%%d %%H:%%M:%%f000',
+
+                                                                                                                                   'now')
+                                                                                                   END,
+                                                                                                   last_error = COALESCE(v.error,
+
+                                                                                                                  e.last_error),
+                                                                                                   cause = COALESCE(v.cause,
+
+                                                                                                             e.cause),
+                                                                                                   history = COALESCE(v.history,
+
+                                                                                                               e.history),
+                                                                                                   queue = COALESCE(v.queue,
+
+                                                                                                             e.queue),
+                                                                                                   locked_by = NULL,
+                                                                                                   locked_at = NULL
+FROM
+  (SELECT column1 AS id, column2 AS locked_at, column3 AS attempts, column4 AS status, column5 AS spent,
+          column6 AS delay, column7 AS error, column8 AS cause, column9 AS history, column10 AS queue
+   FROM (
+         VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s), (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s))) AS v
+WHERE e.id = v.id
+  AND e.attempts = v.attempts
+  AND e.status IN (0, 2)
+  AND e.locked_by = %s
+  AND e.locked_at = v.locked_at;
+
+-- settle, with a key
+
+UPDATE "outbox_event" AS e
+SET status = v.status, attempts = e.attempts + v.spent, rescues = 0,
+    deliver_at = strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now', v.delay || ' seconds'), done_at = CASE
+                                                                                                     WHEN v.delay IS NULL THEN strftime('%%Y-%%m-%%d %%H:%%M:%%f000',
+
+                                                                                                                                 'now')
+                                                                                                 END,
+                                                                                                 last_error = COALESCE(v.error,
+
+                                                                                                                e.last_error),
+                                                                                                 cause = COALESCE(v.cause,
+
+                                                                                                           e.cause),
+                                                                                                 history = COALESCE(v.history,
+
+                                                                                                             e.history),
+                                                                                                 queue = COALESCE(v.queue,
+
+                                                                                                           e.queue),
+                                                                                                 locked_by = NULL,
+                                                                                                 locked_at = NULL
+FROM
+  (SELECT column1 AS id, column2 AS locked_at, column3 AS attempts, column4 AS status, column5 AS spent,
+          column6 AS delay, column7 AS error, column8 AS cause, column9 AS history, column10 AS queue
+   FROM (
+         VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s), (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s))) AS v
+WHERE e.id = v.id
+  AND e.attempts = v.attempts
+  AND e.status IN (0, 2)
+  AND EXISTS
+    (SELECT 1
+     FROM "outbox_stream" owned
+     WHERE owned.stream = e.stream
+       AND owned.locked_by = %s
+       AND owned.locked_at = v.locked_at);
+
+-- route rows
+
+UPDATE "outbox_event"
+SET listener = %s, routes = %s, queue = %s, stream = CASE WHEN key IS NOT NULL THEN %s || key
+                                                     END, available_at = CASE
+                                                                             WHEN key IS NULL THEN available_at
+                                                                         END, locked_by = CASE
+                                                                                              WHEN key IS NULL THEN locked_by
+                                                                                          END, locked_at = CASE
+                                                                                                               WHEN key IS NULL THEN locked_at
+                                                                                                           END
+WHERE listener IS NULL
+  AND id IN (%s, %s)
+  AND "outbox_event".status IN (0, 2)
+  AND EXISTS
+    (SELECT 1
+     FROM "outbox_stream" owned
+     WHERE owned.stream = "outbox_event".stream
+       AND owned.locked_by = %s
+       AND owned.locked_at IN (%s));
+
+-- add rows
+
+INSERT INTO "outbox_event" (id, listener, routes, queue, stream, first_due_at, available_at, deliver_at,
+                            status, attempts, rescues, event_id, event_type, aggregate_type, aggregate_id,
+                            tenant_id, payload, headers, occurred_at, created_at, key, seq)
+SELECT event_id || %s, %s, %s, %s, CASE WHEN key IS NOT NULL THEN %s || key
+                                   END,
+       strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now'), CASE
+                                                          WHEN key IS NULL THEN strftime('%%Y-%%m-%%d %%H:%%M:%%f000',
+                                                                                  'now')
+                                                      END,
+       CASE WHEN key IS NULL THEN deliver_at
+       END, 0, 0, 0, event_id, event_type, aggregate_type, aggregate_id, tenant_id, payload, headers, occurred_at,
+       created_at, key, seq
+FROM "outbox_event"
+WHERE id IN (%s, %s)
+  AND routes = %s ON CONFLICT (id) DO NOTHING;
+
+-- lock an event
+
+SELECT id, routes
+FROM "outbox_event"
+WHERE id >= %s
+  AND id < %s
+  AND event_id = %s
+ORDER BY id;
+
+-- note a receipt
+
+UPDATE "outbox_event"
+SET routes = %s
+WHERE id IN (%s);
+
+-- add to the history
+
+UPDATE "outbox_event"
+SET history = CASE WHEN history IS NULL THEN %s ELSE SUBSTR(history,
+                                                       1, LENGTH(history) - 1) || %s
+              END
+WHERE id IN (%s, %s)
+  AND "outbox_event".status IN (0, 2)
+  AND "outbox_event".locked_by = %s
+  AND "outbox_event".locked_at IN (%s);
+
+-- count a start
+
+UPDATE "outbox_event"
+SET rescues = rescues + 1
+WHERE id IN (%s, %s)
+  AND "outbox_event".status IN (0, 2)
+  AND EXISTS
+    (SELECT 1
+     FROM "outbox_stream" owned
+     WHERE owned.stream = "outbox_event".stream
+       AND owned.locked_by = %s
+       AND owned.locked_at IN (%s));
+
+-- take a start back
+
+UPDATE "outbox_event"
+SET rescues = rescues - 1
+WHERE id IN (%s, %s)
+  AND "outbox_event".status IN (0, 2)
+  AND EXISTS
+    (SELECT 1
+     FROM "outbox_stream" owned
+     WHERE owned.stream = "outbox_event".stream
+       AND owned.locked_by = %s
+       AND owned.locked_at IN (%s))
+  AND rescues > 0;
+
+-- find lost workers' events
+
+SELECT MAX(queue), MAX(CASE WHEN (rescues = 0
+                                  AND locked_by <> %s) THEN available_at
+                       END),
+       MAX(CASE WHEN (rescues > 1
+                      OR (rescues = 1
+                          AND locked_by <> %s)) THEN 1 ELSE 0
+           END), MIN(available_at), strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')
+FROM
+  (SELECT queue, rescues, locked_by, available_at
+   FROM "outbox_event"
+   WHERE queue = %s
+     AND available_at <= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')
+   ORDER BY queue, available_at, id
+   LIMIT %s) due
+UNION ALL
+SELECT MAX(queue), MAX(CASE WHEN (rescues = 0
+                                  AND locked_by <> %s) THEN available_at
+                       END),
+       MAX(CASE WHEN (rescues > 1
+                      OR (rescues = 1
+                          AND locked_by <> %s)) THEN 1 ELSE 0
+           END), MIN(available_at), strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')
+FROM
+  (SELECT queue, rescues, locked_by, available_at
+   FROM "outbox_event"
+   WHERE queue = %s
+     AND available_at <= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')
+   ORDER BY queue, available_at, id
+   LIMIT %s) due;
+
+-- when is the next due
+
+SELECT *
+FROM
+  (SELECT queue, available_at AS at, strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now') AS now
+   FROM "outbox_event"
+   WHERE queue = %s
+     AND available_at >= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now', %s || ' seconds')
+   ORDER BY queue, available_at
+   LIMIT 1) due
+UNION ALL
+SELECT *
+FROM
+  (SELECT queue, due_at AS at, strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now') AS now
+   FROM "outbox_stream"
+   WHERE queue = %s
+     AND due_at >= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now', %s || ' seconds')
+   ORDER BY queue, due_at
+   LIMIT 1) due;
+
+-- is anything due
+
+SELECT *
+FROM
+  (SELECT queue
+   FROM "outbox_event"
+   WHERE queue = %s
+     AND available_at <= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')
+   ORDER BY queue, available_at
+   LIMIT 1) due
+UNION ALL
+SELECT *
+FROM
+  (SELECT queue
+   FROM "outbox_stream"
+   WHERE queue = %s
+     AND due_at <= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')
+   ORDER BY queue, due_at
+   LIMIT 1) due;
+
+-- other queues
+
+SELECT *
+FROM
+  (SELECT queue
+   FROM "outbox_event"
+   WHERE queue > %s
+     AND queue < %s
+     AND available_at IS NOT NULL
+   ORDER BY queue, available_at
+   LIMIT 1) gap
+UNION ALL
+SELECT *
+FROM
+  (SELECT queue
+   FROM "outbox_stream"
+   WHERE queue > %s
+     AND queue < %s
+     AND due_at IS NOT NULL
+   ORDER BY queue, due_at
+   LIMIT 1) gap
+UNION ALL
+SELECT *
+FROM
+  (SELECT queue
+   FROM "outbox_event"
+   WHERE queue > %s
+     AND available_at IS NOT NULL
+   ORDER BY queue, available_at
+   LIMIT 1) gap
+UNION ALL
+SELECT *
+FROM
+  (SELECT queue
+   FROM "outbox_stream"
+   WHERE queue > %s
+     AND due_at IS NOT NULL
+   ORDER BY queue, due_at
+   LIMIT 1) gap;
+
+SELECT *
+FROM
+  (SELECT queue
+   FROM "outbox_event"
+   WHERE queue > %s
+     AND queue < %s
+     AND available_at IS NOT NULL
+   ORDER BY queue, available_at
+   LIMIT 1) gap
+UNION ALL
+SELECT *
+FROM
+  (SELECT queue
+   FROM "outbox_stream"
+   WHERE queue > %s
+     AND queue < %s
+     AND due_at IS NOT NULL
+   ORDER BY queue, due_at
+   LIMIT 1) gap
+UNION ALL
+SELECT *
+FROM
+  (SELECT queue
+   FROM "outbox_event"
+   WHERE queue > %s
+     AND queue < %s
+     AND available_at IS NOT NULL
+   ORDER BY queue, available_at
+   LIMIT 1) gap
+UNION ALL
+SELECT *
+FROM
+  (SELECT queue
+   FROM "outbox_stream"
+   WHERE queue > %s
+     AND queue < %s
+     AND due_at IS NOT NULL
+   ORDER BY queue, due_at
+   LIMIT 1) gap
+UNION ALL
+SELECT *
+FROM
+  (SELECT queue
+   FROM "outbox_event"
+   WHERE queue > %s
+     AND available_at IS NOT NULL
+   ORDER BY queue, available_at
+   LIMIT 1) gap
+UNION ALL
+SELECT *
+FROM
+  (SELECT queue
+   FROM "outbox_stream"
+   WHERE queue > %s
+     AND due_at IS NOT NULL
+   ORDER BY queue, due_at
+   LIMIT 1) gap;
+
+-- move events
+
+UPDATE "outbox_event"
+SET queue = %s
+WHERE id IN (%s)
+  AND available_at <= %s;
+
+-- move streams
+
+SELECT stream
+FROM "outbox_stream"
+WHERE queue = %s
+  AND due_at <= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')
+ORDER BY queue, due_at
+LIMIT %s;
+
+UPDATE "outbox_stream"
+SET queue = %s
+WHERE stream IN (%s)
+  AND queue = %s
+  AND due_at <= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now');
+
+-- wake streams
+
+INSERT INTO "outbox_stream" AS st (stream, key, lane, seq, due_at, queue)
+VALUES (%s, %s, %s, (CAST(strftime('%%s', 'now') AS INTEGER) * 1000000 + CAST(substr(strftime('%%f', 'now'), 4) AS INTEGER) * 1000) + %s, strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now'), %s),
+       (%s, %s, %s, (CAST(strftime('%%s', 'now') AS INTEGER) * 1000000 + CAST(substr(strftime('%%f', 'now'), 4) AS INTEGER) * 1000) + %s, strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now'), %s) ON CONFLICT (stream) DO
+UPDATE
+SET queue = CASE WHEN st.due_at IS NULL THEN EXCLUDED.queue ELSE st.queue
+            END,
+            seq = st.seq + 1 + EXCLUDED.seq - (CAST(strftime('%%s',
+                                                      'now') AS INTEGER) * 1000000 + CAST(substr(strftime('%%f',
+
+                                                                                                   'now'),
+                                                                                            4) AS INTEGER) * 1000), due_at = CASE
+                                                                                                                                 WHEN st.locked_by IS NULL THEN strftime('%%Y-%%m-%%d %%H:%%M:%%f000',
+
+                                                                                                                                                                  'now')
+                                                                                                                                 ELSE st.due_at
+                                                                                                                             END;
+
+-- number events
+
+INSERT INTO "outbox_stream" AS st (stream, key, lane, seq, due_at, queue)
+VALUES (%s, %s, %s, (CAST(strftime('%%s', 'now') AS INTEGER) * 1000000 + CAST(substr(strftime('%%f', 'now'), 4) AS INTEGER) * 1000) + %s, strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now'), %s),
+       (%s, %s, %s, (CAST(strftime('%%s', 'now') AS INTEGER) * 1000000 + CAST(substr(strftime('%%f', 'now'), 4) AS INTEGER) * 1000) + %s, NULL, %s) ON CONFLICT (stream) DO
+UPDATE
+SET queue = CASE WHEN st.due_at IS NULL THEN EXCLUDED.queue ELSE st.queue
+            END,
+            seq = st.seq + 1 + EXCLUDED.seq - (CAST(strftime('%%s',
+                                                      'now') AS INTEGER) * 1000000 + CAST(substr(strftime('%%f',
+
+                                                                                                   'now'),
+                                                                                            4) AS INTEGER) * 1000), due_at = CASE
+                                                                                                                                 WHEN EXCLUDED.due_at IS NULL THEN st.due_at
+                                                                                                                                 ELSE COALESCE(st.due_at,
+
+                                                                                                                                        strftime('%%Y-%%m-%%d %%H:%%M:%%f000',
+
+                                                                                                                                          'now'))
+                                                                                                                             END;
+
+SELECT stream, seq
+FROM "outbox_stream"
+WHERE stream IN (%s, %s);
+
+-- resume
+
+UPDATE "outbox_event"
+SET available_at = strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now'), first_due_at = strftime('%%Y-%%m-%%d %%H:%%M:%%f000',
+                                                                                   'now'), locked_at = NULL
+WHERE id IN (%s, %s)
+  AND available_at > strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')
+  AND locked_by IS NULL
+  AND locked_at IS NOT NULL;
+
+-- take a named lease
+
+UPDATE "outbox_lease"
+SET locked_by = %s, locked_until = strftime('%%Y-%%m-%%d %%H:%%M:%%f000',
+                                     'now', %s || ' seconds')
+WHERE name = %s
+  AND (locked_by = %s
+       OR locked_by IS NULL
+       OR locked_until <= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now'));
+
+INSERT INTO "outbox_lease" (name)
+VALUES (%s) ON CONFLICT DO NOTHING;
+
+-- delete events
+
+DELETE
+FROM "outbox_event"
+WHERE id IN (%s, %s);
+
+-- delete streams
+
+DELETE
+FROM "outbox_stream"
+WHERE stream IN (%s, %s);
