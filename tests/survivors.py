@@ -138,18 +138,18 @@ SURVIVORS = (
     ),
     Survivor(
         name="a settle that counts again when it is repeated",
-        edits=[("sql/sqlite/settle.py", "AND e.attempts = v.attempts AND", "AND")],
+        edits=[("sql/base/settle.py", "e.attempts = v.attempts AND {", "{")],
         test="tests/conformance/test_fences.py"
         "::test_a_failure_counts_once_though_its_stream_is_still_leased",
     ),
     Survivor(
         name="a release of streams by any lease of its worker",
-        edits=[("sql/sqlite/streams.py", '* len(keys)}END"', '* len(keys)}END OR 1"')],
+        edits=[("sql/base/streams.py", "AND e.locked_at = v.locked_at", "")],
         test="tests/conformance/test_fences.py::test_a_stream_is_changed_only_by_its_present_lease",
     ),
     Survivor(
         name="a settle by any lease of its batch",
-        edits=[("sql/sqlite/settle.py", '("= v.locked_at", [])', '("IS NOT NULL", [])')],
+        edits=[("sql/base/settle.py", '("= v.locked_at", [])', '("IS NOT NULL", [])')],
         test="tests/conformance/test_fences.py"
         "::test_a_failure_is_settled_by_its_own_lease_and_not_by_one_of_its_batch",
     ),

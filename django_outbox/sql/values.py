@@ -45,10 +45,10 @@ FULL = (
 )
 PAYLOAD, QUEUE = FULL.index("payload"), FULL.index("queue")  # the latter also in LIGHT
 KEYED = (*FULL, "stream", "seq", "status")
-# Columns of a settle's VALUES: of the ending, and of its decision.
-ENDING = ("id", "locked_at", "attempts")
-DECIDED = ("status", "spent", "delay", "error", "cause", "history", "queue")
-SETTLED = (*ENDING, *DECIDED)
+# What a settle writes of a decision, and as what PostgreSQL's types.
+DECIDED = {"status": "smallint", "spent": "int", "delay": "float8"} | dict.fromkeys(
+    ("error", "cause", "history", "queue"), "text"
+)
 # Columns that a claim adds; "now" by the database's clock, which is when it leased the row.
 TAIL = ("due_at", "previous_owner", "now")
 
@@ -189,6 +189,14 @@ class OpenBreaker(NamedTuple):
     pause: float  # seconds; the length of its pause
 
 
+class Column(NamedTuple):
+    """A column of values, one for each row of an UPDATE."""
+
+    name: str
+    kind: str  # its type, as PostgreSQL calls it
+    values: Sequence[Any]
+
+
 class Ending(NamedTuple):
     """A decision on a row that is leased."""
 
@@ -281,20 +289,6 @@ def plain(value: Any) -> Any:
     return int(value) if isinstance(value, int) else value
 
 
-def settle_values(ending: Ending, connection: BaseDatabaseWrapper) -> tuple[object, ...]:
-    """Return a row of a settle's VALUES, in the order of ``SETTLED``."""
-    decided = [plain(getattr(ending.decision, name)) for name in DECIDED]
-    return (ending.id, instant(ending.locked_at, connection), ending.attempts, *decided)
-
-
-def released_of(rows: Sequence[Row], me: str, taken: int) -> set[str]:
-    """Return which streams ``me`` has just released, from keys and owners, ``taken`` in number."""
-    others = {key: owner for key, owner in rows if owner != me}
-    if taken == len(others):  # some may have a new owner already
-        return {*others}
-    return {key for key, owner in others.items() if owner is None}
-
-
 def to_database(value: datetime, connection: BaseDatabaseWrapper) -> Any:
     """Return an aware instant in the form that this database stores."""
     value = value.astimezone(timezone.utc)
@@ -306,6 +300,11 @@ def instant(stored: Any, connection: BaseDatabaseWrapper) -> str:
     value = stored_instant(stored)
     assert value is not None
     return to_text(value, connection)
+
+
+def instants(name: str, stored: Sequence[Any], connection: BaseDatabaseWrapper) -> Column:
+    """Return a column of instants that this database has stored."""
+    return Column(name, "timestamptz", [instant(each, connection) for each in stored])
 
 
 def to_text(value: datetime, connection: BaseDatabaseWrapper) -> str:

@@ -146,7 +146,7 @@ MUTANTS = (
         without="a stream is given back only if nothing was written since it was read",
         database="postgres",
         scenario="ordered",
-        edits=[("sql/postgresql/streams.py", "AND s.seq = COALESCE(NULLIF(v.seq, -1), s.seq)", "")],
+        edits=[("sql/base/streams.py", "e.seq = COALESCE(NULLIF(v.seq, -1), e.seq)", "1 = 1")],
     ),
     Mutant(
         name="claims at REPEATABLE READ",
@@ -375,9 +375,9 @@ MUTANTS = (
         scenario="queues",
         edits=[
             (
-                "sql/postgresql/streams.py",
-                "queue = COALESCE(given.queue, s.queue),",
-                "queue = s.queue,",
+                "sql/base/streams.py",
+                "queue = COALESCE(NULLIF(v.queue, ''), e.queue)",
+                "queue = e.queue",
             )
         ],
     ),

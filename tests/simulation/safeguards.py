@@ -18,11 +18,11 @@ OWN = (
     Broken(
         name="a release that ends any lease of its worker",
         kind="stalled releases",
-        edits=[("sql/sqlite/streams.py", '* len(keys)}END"', '* len(keys)}END OR 1"')],
+        edits=[("sql/base/streams.py", "AND e.locked_at = v.locked_at", "")],
     ),
     Broken(
         name="a settle that ends any lease of its worker",
-        edits=[("sql/sqlite/settle.py", '("= v.locked_at", [])', '("IS NOT NULL", [])')],
+        edits=[("sql/base/settle.py", '("= v.locked_at", [])', '("IS NOT NULL", [])')],
     ),
     Broken(
         name="a DONE, a release or a renewal of any lease of its worker",
@@ -37,7 +37,7 @@ OWN = (
     Broken(
         name="a repeated settle that counts twice",
         kind="lost answers",
-        edits=[("sql/sqlite/settle.py", "AND e.attempts = v.attempts AND", "AND")],
+        edits=[("sql/base/settle.py", "e.attempts = v.attempts AND {", "{")],
     ),
     Broken(
         name="a claim's deadline from the end of its statement",

@@ -10,7 +10,18 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...events import stored_instant
 from ...queue_settings import MAX_QUEUES
-from ..values import SQL, Claim, Claimed, Leases, LostEvents, RescueState, Unclaimed, to_database
+from ..values import (
+    SQL,
+    Claim,
+    Claimed,
+    Column,
+    Leases,
+    LostEvents,
+    RescueState,
+    Unclaimed,
+    instants,
+    to_database,
+)
 from .statements import Statements
 
 
@@ -49,12 +60,30 @@ class EventLeases(Statements):
             where=self._held(connection, me, leases),
         )
 
-    @abstractmethod
     def unclaim(self, connection: BaseDatabaseWrapper, *, me: str, due: Sequence[Unclaimed]) -> int:
         """Release leases, each due at its own time and in its queue, as before the claim.
 
         Return how many ``me`` held. Locked rows stay leased.
         """
+        count = 0
+        for start in range(0, len(due), self.rows_at_once):
+            some = due[start : start + self.rows_at_once]
+            statement = self._update_each(
+                connection,
+                "outbox_event",
+                given=[
+                    Column("id", "text", [each.id for each in some]),
+                    instants("locked_at", [each.locked_at for each in some], connection),
+                    instants("due_at", [each.due_at for each in some], connection),
+                    Column("queue", "text", [each.queue for each in some]),
+                ],
+                changes="available_at = v.due_at, queue = v.queue, locked_by = NULL, "
+                "locked_at = NULL",
+                where=self._fence(connection, me, ("= v.locked_at", [])),
+                skip_locked=True,
+            )
+            count += self._run(connection, *statement)
+        return count
 
     def lost_events(
         self, connection: BaseDatabaseWrapper, *, me: str, queues: Sequence[str], limit: int
@@ -219,8 +248,8 @@ class EventLeases(Statements):
         )
 
     def _event_by_id(self, connection: BaseDatabaseWrapper) -> str:
-        """Return the event table for an UPDATE by id, with an index hint if it needs one."""
-        return self._event(connection)
+        """Return the event table as ``e``, for an UPDATE by id, with any index hint it needs."""
+        return f"{self._event(connection)} AS e"
 
     def _events_by_due(self, connection: BaseDatabaseWrapper) -> str:
         """Return the event table for a SELECT by due time, with an index hint if it needs one."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -12,14 +11,13 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...listeners.history import Entry, addition
 from ...listeners.outcomes import DONE, Status
-from ..values import Ending, LeaseKind, Leases
+from ..values import DECIDED, Column, Ending, LeaseKind, Leases, instants, plain
 from .claim import EventLeases
 
 
 class Settling(EventLeases):
-    deleted_by_id = "FROM {0}"  # what a DELETE by primary key deletes
+    deleted_by_id = "FROM {0} AS e"  # what a DELETE by primary key deletes
     joined = "{} || {}"  # SQL for two texts as one
-    rows_per_settle = 500
 
     def settle_all(
         self,
@@ -45,8 +43,8 @@ class Settling(EventLeases):
             count = self.delete_done(connection, me=me, leases=done, kind=kind)
         if count < len(done):
             count += self.settle_done(connection, me=me, leases=done, kind=kind)
-        for start in range(0, len(others), self.rows_per_settle):
-            some = others[start : start + self.rows_per_settle]
+        for start in range(0, len(others), self.rows_at_once):
+            some = others[start : start + self.rows_at_once]
             count += self.settle(connection, me=me, endings=some, kind=kind)
         return count
 
@@ -88,7 +86,6 @@ class Settling(EventLeases):
             params,
         )
 
-    @abstractmethod
     def settle(
         self,
         connection: BaseDatabaseWrapper,
@@ -101,6 +98,30 @@ class Settling(EventLeases):
 
         Each is written by its own lease, and once.
         """
+        given = [
+            Column("id", "text", [each.id for each in endings]),
+            instants("locked_at", [each.locked_at for each in endings], connection),
+            Column("attempts", "int", [each.attempts for each in endings]),
+        ]
+        given += [
+            Column(name, kind_of, [plain(getattr(each.decision, name)) for each in endings])
+            for name, kind_of in DECIDED.items()
+        ]
+        kept = ("last_error", "error"), *((each, each) for each in ("cause", "history", "queue"))
+        texts = ", ".join(f"{name} = COALESCE(v.{new}, e.{name})" for name, new in kept)
+        changes = f"""status = v.status, attempts = e.attempts + v.spent, rescues = 0,
+            {kind.value} = {self._after("v.delay")},
+            done_at = CASE WHEN v.delay IS NULL THEN {self.now} END,
+            {texts}, locked_by = NULL, locked_at = NULL"""
+        fence, params = self._fence(connection, me, ("= v.locked_at", []), kind)
+        statement = self._update_each(
+            connection,
+            "outbox_event",
+            given=given,
+            changes=changes,
+            where=(f"e.attempts = v.attempts AND {fence}", params),
+        )
+        return self._run(connection, *statement)
 
     def add_to_history(
         self,

@@ -11,7 +11,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...conf import table_name
 from ...events import stored_instant
-from ..values import PRIMARY_KEYS, SQL, LeaseKind, Leases, instant, marks, to_database
+from ..values import PRIMARY_KEYS, SQL, Column, LeaseKind, Leases, Row, instant, marks, to_database
 
 
 class Statements(ABC):
@@ -21,6 +21,7 @@ class Statements(ABC):
     key: str = "key"  # the column's name, as SQL has to spell it
     # Start of an ORDER BY of one queue's rows, where the planner needs it to choose the index.
     by_queue: str = "queue, "
+    rows_at_once: int = 500  # that an UPDATE changes, each by values of its own
     owned_by_key: str = ""  # end of the fence's subquery, where the planner needs one
 
     def clock(self, connection: BaseDatabaseWrapper) -> datetime:
@@ -50,6 +51,14 @@ class Statements(ABC):
         with connection.cursor() as cursor:
             cursor.execute(sql, params)
             return int(cursor.rowcount)
+
+    def _rows(
+        self, connection: BaseDatabaseWrapper, sql: str, params: Sequence[Any] = ()
+    ) -> list[Row]:
+        """Execute one statement; return its rows."""
+        with connection.cursor() as cursor:
+            cursor.execute(sql, params)
+            return [*cursor.fetchall()]
 
     def _table(self, connection: BaseDatabaseWrapper, name: str) -> str:
         return str(connection.ops.quote_name(table_name(name)))
@@ -86,24 +95,22 @@ class Statements(ABC):
         me: str,
         leased_at: SQL,
         kind: LeaseKind = LeaseKind.ROW,
-        *,
-        of: str = "",
     ) -> SQL:
-        """Return the condition that ``me`` leases an unsettled row by the lease it was given.
+        """Return the condition that ``me`` leases the row ``e``, unsettled, by the lease it got.
 
         A worker that has lost a lease changes nothing, even if it has leased the row anew.
-        ``leased_at`` follows ``locked_at``; ``of`` is the event table's alias.
+        ``leased_at`` follows ``locked_at``.
         """
-        event, (lease, params) = of or self._event(connection), leased_at
+        lease, params = leased_at
         mine = "{0}.locked_by = %s AND {0}.locked_at " + lease
         if kind is LeaseKind.STREAM:
             # EXISTS, because a join would wait for streams that writers lock.
             mine = (
                 f"EXISTS (SELECT 1 FROM {self._stream(connection)} owned "
-                f"WHERE owned.stream = {event}.stream AND {mine.format('owned')}"
+                f"WHERE owned.stream = e.stream AND {mine.format('owned')}"
                 f"{self.owned_by_key})"
             )
-        return f"{event}.status IN (0, 2) AND {mine.format(event)}", [me, *params]
+        return f"e.status IN (0, 2) AND {mine.format('e')}", [me, *params]
 
     def _held(
         self,
@@ -137,6 +144,27 @@ class Statements(ABC):
         self, connection: BaseDatabaseWrapper, table: str, *, changes: SQL, where: SQL
     ) -> int:
         """Change the rows of a table by primary key, but not locked ones; return how many."""
+
+    @abstractmethod
+    def _update_each(
+        self,
+        connection: BaseDatabaseWrapper,
+        table: str,
+        *,
+        given: Sequence[Column],
+        changes: str,
+        where: SQL,
+        skip_locked: bool = False,
+    ) -> SQL:
+        """Return the statement that changes rows of a table, each by values of its own.
+
+        The first of the columns is the primary key. In ``changes``, which have no parameters, and
+        in ``where``, the row is ``e`` and what is given ``v``.
+        """
+
+    def _after(self, seconds: str) -> str:
+        """Return SQL for the database's clock plus the seconds that this SQL says."""
+        return self.now_plus.replace("%s", seconds)
 
     def _renew(
         self,

@@ -16,12 +16,14 @@ from ...events import stored_instant
 from ..values import (
     SQL,
     Claimed,
+    Column,
     LeaseKind,
     Leases,
     Release,
     StreamClaim,
     StreamQuery,
     StreamRows,
+    instants,
     marks,
 )
 from .claim import EventLeases
@@ -97,7 +99,6 @@ class StreamLeases(EventLeases):
         due = "due_at"
         return self._renew(connection, "outbox_stream", due=due, me=me, leases=leases, lease=lease)
 
-    @abstractmethod
     def release_streams(
         self, connection: BaseDatabaseWrapper, *, me: str, streams: Sequence[Release]
     ) -> set[str]:
@@ -105,6 +106,43 @@ class StreamLeases(EventLeases):
 
         It queries no events: the statement's snapshot of them may be older than the row's lock.
         """
+        released, same = set[str](), "e.seq = COALESCE(NULLIF(v.seq, -1), e.seq)"
+        for start in range(0, len(streams), self.rows_at_once):
+            some = streams[start : start + self.rows_at_once]
+            # No NULL among the values: with array_nulls off, it would be the text "NULL".
+            given = [
+                Column("stream", "text", [each.name for each in some]),
+                Column("seq", "bigint", [-1 if each.seq is None else each.seq for each in some]),
+                instants("locked_at", [each.locked_at for each in some], connection),
+                Column("delay", "float8", [-1.0 if e.delay is None else e.delay for e in some]),
+                Column("queue", "text", [each.queue or "" for each in some]),
+            ]
+            statement = self._update_each(
+                connection,
+                "outbox_stream",
+                given=given,
+                changes=f"""due_at = {self._after("NULLIF(v.delay, -1)")},
+                    queue = COALESCE(NULLIF(v.queue, ''), e.queue),
+                    locked_by = NULL, locked_at = {self.now}""",
+                where=(f"{same} AND e.locked_by = %s AND e.locked_at = v.locked_at", [me]),
+                skip_locked=True,
+            )
+            released |= self._released(connection, statement, me, [each.name for each in some])
+        return released
+
+    def _released(
+        self, connection: BaseDatabaseWrapper, statement: SQL, me: str, streams: Sequence[str]
+    ) -> set[str]:
+        """Execute the release of streams; return which were released."""
+        taken = self._run(connection, *statement)
+        if taken in (0, len(streams)):
+            return {*streams[:taken]}
+        one_of, params = self._one_of(streams, "stream")
+        sql = f"SELECT stream, locked_by FROM {self._stream(connection)} WHERE {one_of}"
+        others = {key: owner for key, owner in self._rows(connection, sql, params) if owner != me}
+        if taken == len(others):  # some may have a new owner already
+            return {*others}
+        return {key for key, owner in others.items() if owner is None}
 
     def hand_back_streams(
         self, connection: BaseDatabaseWrapper, *, me: str, leases: Leases, after: float | None

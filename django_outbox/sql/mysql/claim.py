@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Collection, Sequence
+from itertools import chain
+from typing import Any
 
 from django.db import OperationalError
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...conf import index_name
 from ..base.claim import EventLeases
-from ..values import (
-    PRIMARY_KEYS,
-    QUEUE,
-    SQL,
-    Claim,
-    Claimed,
-    Row,
-    Unclaimed,
-    claimed,
-    instant,
-    marks,
-    to_database,
-)
+from ..values import PRIMARY_KEYS, QUEUE, SQL, Claim, Claimed, Column, Row, claimed, instant, marks
 
 logger = logging.getLogger("django_outbox")
 
@@ -33,7 +24,7 @@ ALL = 2**31  # rows: a LIMIT that cuts nothing
 
 
 class MySQLEventLeases(EventLeases):
-    rows_per_case = 100  # a CASE with a branch per row makes the cost quadratic
+    rows_at_once = 100  # a CASE with a branch per row makes the cost quadratic
     _skips_until = 0.0  # monotonic
 
     def claim(self, connection: BaseDatabaseWrapper, claim: Claim) -> Claimed:
@@ -113,36 +104,59 @@ class MySQLEventLeases(EventLeases):
     def _update_unlocked(
         self, connection: BaseDatabaseWrapper, table: str, *, changes: SQL, where: SQL
     ) -> int:
+        return self._run(connection, *self._unlocked(connection, table, changes, where))
+
+    def _unlocked(
+        self, connection: BaseDatabaseWrapper, table: str, changes: SQL, where: SQL
+    ) -> SQL:
+        # LIMIT keeps the locking subquery from being merged into the UPDATE, and STRAIGHT_JOIN puts
+        # it first. Otherwise a small table may be scanned.
         name, key = self._table(connection, table), PRIMARY_KEYS[table]
-        return self._run(
-            connection,
-            # LIMIT keeps the locking subquery from being merged into the UPDATE, and STRAIGHT_JOIN
-            # puts it first. Otherwise a small table may be scanned.
-            f"""UPDATE (
-                SELECT {key} FROM {name} FORCE INDEX (PRIMARY)
+        sql = f"""UPDATE (
+                SELECT {key} FROM {name} e FORCE INDEX (PRIMARY)
                 WHERE {where[0]} LIMIT %s{skip_locked(connection)}
             ) unlocked STRAIGHT_JOIN {name} e FORCE INDEX (PRIMARY) ON e.{key} = unlocked.{key}
-            SET {changes[0]}""",
-            [*where[1], ALL, *changes[1]],
-        )
+            SET {changes[0]}"""
+        return sql, [*where[1], ALL, *changes[1]]
 
-    def unclaim(self, connection: BaseDatabaseWrapper, *, me: str, due: Sequence[Unclaimed]) -> int:
-        count = 0
-        for start in range(0, len(due), self.rows_per_case):
-            some = due[start : start + self.rows_per_case]
-            case = "CASE e.id " + "WHEN %s THEN %s " * len(some) + "END"
-            times = [(each.id, to_database(each.due_at, connection)) for each in some]
-            queues = [(each.id, each.queue) for each in some]
-            count += self._update_unlocked(
-                connection,
-                "outbox_event",
-                changes=(
-                    f"available_at = {case}, queue = {case}, locked_by = NULL, locked_at = NULL",
-                    [value for each in (*times, *queues) for value in each],
-                ),
-                where=self._held(connection, me, {each.id: each.locked_at for each in some}),
-            )
-        return count
+    def _update_each(
+        self,
+        connection: BaseDatabaseWrapper,
+        table: str,
+        *,
+        given: Sequence[Column],
+        changes: str,
+        where: SQL,
+        skip_locked: bool = False,
+    ) -> SQL:
+        # A CASE for each value: a join with VALUES makes a temporary table. FORCE INDEX: the
+        # optimizer would scan a small table, and so wait for all locked rows.
+        name, key, keys = self._table(connection, table), PRIMARY_KEYS[table], given[0].values
+        columns = {each.name: each for each in given}
+
+        def spelled(sql: str, params: Sequence[Any] = ()) -> SQL:
+            left, values = [*params], []
+
+            def one(found: re.Match[str]) -> str:
+                if found[0] == "%s":
+                    values.append(left.pop(0))
+                    return "%s"
+                case, column = "%s", columns[found[1]]
+                if len({*column.values}) == 1:
+                    values.append(column.values[0])
+                else:
+                    values.extend(chain.from_iterable(zip(keys, column.values, strict=True)))
+                    case = f"CASE e.{key} {'WHEN %s THEN %s ' * len(keys)}END"
+                return f"CAST({case} AS DATETIME(6))" if column.kind == "timestamptz" else case
+
+            return re.sub(r"%s|\bv\.(\w+)", one, sql), values
+
+        (new, new_params), (fence, params) = spelled(changes), spelled(*where)
+        mine = f"e.{key} IN ({marks(keys)}) AND {fence}"
+        if not skip_locked:
+            sql = f"UPDATE {name} e FORCE INDEX (PRIMARY) SET {new} WHERE {mine}"
+            return sql, [*new_params, *keys, *params]
+        return self._unlocked(connection, table, (new, new_params), (mine, [*keys, *params]))
 
     def other_queues(self, connection: BaseDatabaseWrapper, *, known: Collection[str]) -> list[str]:
         # Finished rows are in the indexes too.
@@ -162,7 +176,7 @@ class MySQLEventLeases(EventLeases):
             return sorted({row[0] for row in cursor.fetchall()})
 
     def _event_by_id(self, connection: BaseDatabaseWrapper) -> str:
-        return f"{self._event(connection)} FORCE INDEX (PRIMARY)"
+        return f"{self._event(connection)} e FORCE INDEX (PRIMARY)"
 
     def _events_by_due(self, connection: BaseDatabaseWrapper) -> str:
         return f"{self._event(connection)} FORCE INDEX ({index_name('outbox_event_queue')})"

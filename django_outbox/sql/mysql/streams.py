@@ -22,7 +22,6 @@ from ..base.streams import StreamLeases
 from ..values import (
     KEYED,
     Claimed,
-    Release,
     Row,
     StreamClaim,
     StreamQuery,
@@ -30,13 +29,11 @@ from ..values import (
     claimed,
     instant,
     marks,
-    released_of,
 )
 from .claim import ALL, skip_locked, union
 
 DUPLICATE_ENTRY = 1062
 SELECTS = 50  # in a UNION: with more, each costs twice as much to plan
-STREAMS = 100  # per release: a CASE with a branch per stream makes the cost quadratic
 
 
 class MySQLStreams(StreamLeases, Inserting):
@@ -171,49 +168,6 @@ class MySQLStreams(StreamLeases, Inserting):
                 for row in cursor.fetchall():
                     found.setdefault(row[KEYED.index("stream")], []).append(row)
         return found
-
-    def release_streams(
-        self, connection: BaseDatabaseWrapper, *, me: str, streams: Sequence[Release]
-    ) -> set[str]:
-        released: set[str] = set()
-        for start in range(0, len(streams), STREAMS):
-            released |= self._release_streams(connection, me, streams[start : start + STREAMS])
-        return released
-
-    def _release_streams(
-        self, connection: BaseDatabaseWrapper, me: str, streams: Sequence[Release]
-    ) -> set[str]:
-        stream, keys = self._stream(connection), [each.name for each in streams]
-        mine = f"stream IN ({marks(keys)}) AND locked_by = %s"
-        params: list[Any] = [*keys, me]
-        if read := [each for each in streams if each.seq is not None]:
-            mine += f" AND seq = CASE stream {'WHEN %s THEN %s ' * len(read)}ELSE seq END"
-            params += [value for each in read for value in (each.name, each.seq)]
-        mine += (
-            f" AND locked_at = CAST(CASE stream {'WHEN %s THEN %s ' * len(keys)}END AS DATETIME(6))"
-        )
-        params += [v for each in streams for v in (each.name, instant(each.locked_at, connection))]
-        due = f"CASE s.stream {f'WHEN %s THEN {self.now_plus} ' * len(keys)}END"
-        values: list[Any] = [value for each in streams for value in (each.name, each.delay)]
-        queue = ""
-        if moved := [each for each in streams if each.queue is not None]:
-            queue = f"s.queue = CASE s.stream {'WHEN %s THEN %s ' * len(moved)}ELSE s.queue END, "
-            values += [value for each in moved for value in (each.name, each.queue)]
-        taken = self._run(
-            connection,
-            f"""UPDATE (
-                SELECT stream FROM {stream} FORCE INDEX (PRIMARY)
-                WHERE {mine} LIMIT %s{skip_locked(connection)}
-            ) unlocked STRAIGHT_JOIN {stream} s FORCE INDEX (PRIMARY) ON s.stream = unlocked.stream
-            SET s.due_at = {due}, {queue}s.locked_by = NULL, s.locked_at = {self.now}""",
-            [*params, ALL, *values],
-        )
-        if taken in (0, len(keys)):
-            return set(keys) if taken else set()
-        with connection.cursor() as cursor:
-            sql = f"SELECT stream, locked_by FROM {stream} WHERE stream IN ({marks(keys)})"
-            cursor.execute(sql, keys)
-            return released_of(cursor.fetchall(), me, taken)
 
     def _events_in_order(self, connection: BaseDatabaseWrapper) -> str:
         # For a key with half of all rows, the optimizer would scan and sort them despite LIMIT.

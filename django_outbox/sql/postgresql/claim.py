@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from itertools import chain
 from typing import Any
 
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -17,9 +18,9 @@ from ..values import (
     SQL,
     Claim,
     Claimed,
+    Column,
     Leases,
     Row,
-    Unclaimed,
     claimed,
     instant,
 )
@@ -105,30 +106,38 @@ class PostgresEventLeases(EventLeases):
         return self._run(
             connection,
             f"""WITH unlocked AS MATERIALIZED (
-                SELECT {key} FROM {name} WHERE {where[0]} FOR UPDATE SKIP LOCKED)
+                SELECT {key} FROM {name} e WHERE {where[0]} FOR UPDATE SKIP LOCKED)
             UPDATE {name} e SET {changes[0]} FROM unlocked WHERE e.{key} = unlocked.{key}""",
             [*where[1], *changes[1]],
         )
 
-    def unclaim(self, connection: BaseDatabaseWrapper, *, me: str, due: Sequence[Unclaimed]) -> int:
-        event = self._event(connection)
-        held, params = self._held(connection, me, {each.id: each.locked_at for each in due})
-        return self._run(
-            connection,
-            f"""WITH unlocked AS MATERIALIZED (
-                SELECT id FROM {event} WHERE {held} FOR UPDATE SKIP LOCKED)
-            UPDATE {event} e SET
-                available_at = v.due_at, queue = v.queue, locked_by = NULL, locked_at = NULL
-            FROM unlocked,
-                unnest(%s::text[], %s::timestamptz[], %s::text[]) v (id, due_at, queue)
-            WHERE e.id = unlocked.id AND v.id = unlocked.id""",
-            [
-                *params,
-                [each.id for each in due],
-                [each.due_at for each in due],
-                [each.queue for each in due],
-            ],
-        )
+    def _update_each(
+        self,
+        connection: BaseDatabaseWrapper,
+        table: str,
+        *,
+        given: Sequence[Column],
+        changes: str,
+        where: SQL,
+        skip_locked: bool = False,
+    ) -> SQL:
+        name, key = self._table(connection, table), given[0].name
+        columns = ", ".join(each.name for each in given)
+        if not skip_locked:
+            row = f"({', '.join(f'%s::{each.kind}' for each in given)})"
+            rows = [*zip(*[each.values for each in given], strict=True)]
+            sql = f"""WITH v ({columns}) AS (VALUES {", ".join([row] * len(rows))})
+                UPDATE {name} e SET {changes} FROM v WHERE e.{key} = v.{key} AND {where[0]}"""
+            return sql, [*chain.from_iterable(rows), *where[1]]
+        # LATERAL finds each by key: a join compared them with every stream, 150 ms for 400. No more
+        # conditions at the end: the rows are locked, and a planner that expects few would scan.
+        arrays = ", ".join(f"%s::{each.kind}[]" for each in given)
+        sql = f"""WITH v AS MATERIALIZED (
+                SELECT v.* FROM unnest({arrays}) v ({columns}), LATERAL (
+                    SELECT 1 FROM {name} e WHERE e.{key} = v.{key} AND {where[0]}
+                    FOR UPDATE SKIP LOCKED) unlocked)
+            UPDATE {name} e SET {changes} FROM v WHERE e.{key} = v.{key}"""
+        return sql, [*([*each.values] for each in given), *where[1]]
 
     def _in_queue(
         self, queue: str, *, column: str, after: SQL | None = None, until: SQL | None = None

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from ..base.dialect import Dialect
 from .claim import SQLiteEventLeases
-from .settle import SQLiteSettling
 from .streams import SQLiteStreams
 from .upkeep import SQLiteUpkeep
 
 
-class SQLite(SQLiteSettling, SQLiteEventLeases, SQLiteStreams, SQLiteUpkeep, Dialect):
+class SQLite(SQLiteEventLeases, SQLiteStreams, SQLiteUpkeep, Dialect):
     """The clock is SQLite's own, so that all processes share it. Its resolution is 1 ms."""
 
+    row_lock = ""
     now = "strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')"
     now_plus = "strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now', %s || ' seconds')"
     now_micros = (

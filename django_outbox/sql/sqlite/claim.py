@@ -9,19 +9,7 @@ from itertools import chain
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..base.claim import EventLeases
-from ..values import (
-    INSTANTS,
-    QUEUE,
-    SQL,
-    Claim,
-    Claimed,
-    Row,
-    Unclaimed,
-    claimed,
-    instant,
-    marks,
-    to_database,
-)
+from ..values import INSTANTS, QUEUE, SQL, Claim, Claimed, Column, Row, claimed, instant, marks
 
 logger = logging.getLogger("django_outbox")
 
@@ -101,21 +89,28 @@ class SQLiteEventLeases(EventLeases):
     def _update_unlocked(
         self, connection: BaseDatabaseWrapper, table: str, *, changes: SQL, where: SQL
     ) -> int:
-        sql = f"UPDATE {self._table(connection, table)} SET {changes[0]} WHERE {where[0]}"
+        sql = f"UPDATE {self._table(connection, table)} AS e SET {changes[0]} WHERE {where[0]}"
         return self._run(connection, sql, [*changes[1], *where[1]])
 
-    def unclaim(self, connection: BaseDatabaseWrapper, *, me: str, due: Sequence[Unclaimed]) -> int:
-        leased_at = self._any_of(connection, {each.id: each.locked_at for each in due})
-        fence, params = self._fence(connection, me, leased_at, of="e")
-        given = [(each.id, to_database(each.due_at, connection), each.queue) for each in due]
-        return self._run(
-            connection,
-            f"""UPDATE {self._event(connection)} AS e SET
-                available_at = v.column2, queue = v.column3, locked_by = NULL, locked_at = NULL
-            FROM (VALUES {", ".join(["(%s, %s, %s)"] * len(due))}) AS v
-            WHERE e.id = v.column1 AND {fence}""",
-            [*(value for each in given for value in each), *params],
-        )
+    def _update_each(
+        self,
+        connection: BaseDatabaseWrapper,
+        table: str,
+        *,
+        given: Sequence[Column],
+        changes: str,
+        where: SQL,
+        skip_locked: bool = False,
+    ) -> SQL:
+        rows = [*zip(*[each.values for each in given], strict=True)]
+        columns = ", ".join(f"column{n} AS {each.name}" for n, each in enumerate(given, 1))
+        key = given[0].name
+        # Not WITH v AS (…): the driver counts rows only if a statement begins with UPDATE.
+        values = ", ".join([f"({marks(given)})"] * len(rows))
+        sql = f"""UPDATE {self._table(connection, table)} AS e SET {changes}
+            FROM (SELECT {columns} FROM (VALUES {values})) AS v
+            WHERE e.{key} = v.{key} AND {where[0]}"""
+        return sql, [*chain.from_iterable(rows), *where[1]]
 
 
 def union(selects: Sequence[SQL]) -> SQL:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...events import unrouted
@@ -12,7 +9,6 @@ from ..base.streams import StreamLeases
 from ..values import (
     KEYED,
     Claimed,
-    Release,
     Row,
     StreamClaim,
     StreamQuery,
@@ -20,12 +16,10 @@ from ..values import (
     claimed,
     instant,
     marks,
-    released_of,
 )
 from .claim import union
 
 SELECTS = 50  # in a UNION: with more, each costs twice as much to plan
-STREAMS = 100  # per release: a CASE with a branch per stream makes the cost quadratic
 
 
 class SQLiteStreams(StreamLeases):
@@ -87,41 +81,3 @@ class SQLiteStreams(StreamLeases):
                 for row in sorted(cursor.fetchall(), key=lambda row: row[KEYED.index("seq")]):
                     some[row[KEYED.index("stream")]].rows.append(row)
         return found
-
-    def release_streams(
-        self, connection: BaseDatabaseWrapper, *, me: str, streams: Sequence[Release]
-    ) -> set[str]:
-        released: set[str] = set()
-        for start in range(0, len(streams), STREAMS):
-            released |= self._release_streams(connection, me, streams[start : start + STREAMS])
-        return released
-
-    def _release_streams(
-        self, connection: BaseDatabaseWrapper, me: str, streams: Sequence[Release]
-    ) -> set[str]:
-        stream, keys = self._stream(connection), [each.name for each in streams]
-        params: list[Any] = [value for each in streams for value in (each.name, each.delay)]
-        queue, same = "", ""
-        if moved := [each for each in streams if each.queue is not None]:
-            queue = f"queue = CASE stream {'WHEN %s THEN %s ' * len(moved)}ELSE queue END, "
-            params += [value for each in moved for value in (each.name, each.queue)]
-        params += [*keys, me]
-        if read := [each for each in streams if each.seq is not None]:
-            same = f"AND seq = CASE stream {'WHEN %s THEN %s ' * len(read)}ELSE seq END"
-            params += [value for each in read for value in (each.name, each.seq)]
-        same += f" AND locked_at = CASE stream {'WHEN %s THEN %s ' * len(keys)}END"
-        params += [v for each in streams for v in (each.name, instant(each.locked_at, connection))]
-        taken = self._run(
-            connection,
-            f"""UPDATE {stream} SET
-                due_at = CASE stream {f"WHEN %s THEN {self.now_plus} " * len(keys)}END,
-                {queue}locked_by = NULL, locked_at = {self.now}
-            WHERE stream IN ({marks(keys)}) AND locked_by = %s {same}""",
-            params,
-        )
-        if taken in (0, len(keys)):
-            return set(keys) if taken else set()
-        with connection.cursor() as cursor:
-            sql = f"SELECT stream, locked_by FROM {stream} WHERE stream IN ({marks(keys)})"
-            cursor.execute(sql, keys)
-            return released_of(cursor.fetchall(), me, taken)

@@ -325,7 +325,7 @@ GROUP BY stream;
 
 UPDATE
   (SELECT id
-   FROM `outbox_event`
+   FROM `outbox_event` e
    FORCE INDEX (PRIMARY)
    WHERE id IN (%s, %s)
      AND locked_by = %s
@@ -340,7 +340,7 @@ SELECT UTC_TIMESTAMP(6);
 
 UPDATE
   (SELECT id
-   FROM `outbox_event`
+   FROM `outbox_event` e
    FORCE INDEX (PRIMARY)
    WHERE id IN (%s, %s)
      AND locked_by = %s
@@ -361,7 +361,7 @@ WHERE id IN (%s, %s)
 
 UPDATE
   (SELECT stream
-   FROM `outbox_stream`
+   FROM `outbox_stream` e
    FORCE INDEX (PRIMARY)
    WHERE stream IN (%s, %s)
      AND locked_by = %s
@@ -376,7 +376,7 @@ SELECT UTC_TIMESTAMP(6);
 
 UPDATE
   (SELECT stream
-   FROM `outbox_stream`
+   FROM `outbox_stream` e
    FORCE INDEX (PRIMARY)
    WHERE stream IN (%s, %s)
      AND locked_by = %s
@@ -397,12 +397,12 @@ WHERE stream IN (%s, %s)
 
 UPDATE
   (SELECT id
-   FROM `outbox_event`
+   FROM `outbox_event` e
    FORCE INDEX (PRIMARY)
    WHERE id IN (%s, %s)
-     AND `outbox_event`.status IN (0, 2)
-     AND `outbox_event`.locked_by = %s
-     AND `outbox_event`.locked_at IN (%s)
+     AND e.status IN (0, 2)
+     AND e.locked_by = %s
+     AND e.locked_at IN (%s)
    LIMIT %s
    FOR UPDATE SKIP LOCKED) unlocked
 STRAIGHT_JOIN `outbox_event` e
@@ -413,12 +413,12 @@ SET available_at = UTC_TIMESTAMP(6) + INTERVAL %s SECOND, locked_by = NULL, lock
 
 UPDATE
   (SELECT id
-   FROM `outbox_event`
+   FROM `outbox_event` e
    FORCE INDEX (PRIMARY)
    WHERE id IN (%s, %s)
-     AND `outbox_event`.status IN (0, 2)
-     AND `outbox_event`.locked_by = %s
-     AND `outbox_event`.locked_at IN (%s)
+     AND e.status IN (0, 2)
+     AND e.locked_by = %s
+     AND e.locked_at IN (%s)
    LIMIT %s
    FOR UPDATE SKIP LOCKED) unlocked
 STRAIGHT_JOIN `outbox_event` e
@@ -429,39 +429,43 @@ SET locked_by = NULL, locked_at = NULL;
 
 UPDATE
   (SELECT id
-   FROM `outbox_event`
+   FROM `outbox_event` e
    FORCE INDEX (PRIMARY)
-   WHERE id IN (%s, %s)
-     AND `outbox_event`.status IN (0, 2)
-     AND `outbox_event`.locked_by = %s
-     AND `outbox_event`.locked_at IN (%s)
+   WHERE e.id IN (%s, %s)
+     AND e.status IN (0, 2)
+     AND e.locked_by = %s
+     AND e.locked_at = CAST(%s AS DATETIME(6))
    LIMIT %s
    FOR UPDATE SKIP LOCKED) unlocked
 STRAIGHT_JOIN `outbox_event` e
 FORCE INDEX (PRIMARY) ON e.id = unlocked.id
-SET available_at = CASE e.id WHEN %s THEN %s WHEN %s THEN %s
-                   END, queue = CASE e.id WHEN %s THEN %s WHEN %s THEN %s
-                                END, locked_by = NULL, locked_at = NULL;
+SET available_at = CAST(%s AS DATETIME(6)), queue = CASE e.id WHEN %s THEN %s WHEN %s THEN %s
+                                                    END, locked_by = NULL, locked_at = NULL;
 
 -- release streams
 
 UPDATE
   (SELECT stream
-   FROM `outbox_stream`
+   FROM `outbox_stream` e
    FORCE INDEX (PRIMARY)
-   WHERE stream IN (%s, %s)
-     AND locked_by = %s
-     AND seq = CASE stream WHEN %s THEN %s ELSE seq
-               END
-     AND locked_at = CAST(CASE stream WHEN %s THEN %s WHEN %s THEN %s
-                          END AS DATETIME(6))
+   WHERE e.stream IN (%s, %s)
+     AND e.seq = COALESCE(NULLIF(CASE e.stream WHEN %s THEN %s WHEN %s THEN %s
+                                 END, -1), e.seq)
+     AND e.locked_by = %s
+     AND e.locked_at = CAST(%s AS DATETIME(6))
    LIMIT %s
    FOR UPDATE SKIP LOCKED) unlocked
-STRAIGHT_JOIN `outbox_stream` s
-FORCE INDEX (PRIMARY) ON s.stream = unlocked.stream
-SET s.due_at = CASE s.stream WHEN %s THEN UTC_TIMESTAMP(6) + INTERVAL %s SECOND WHEN %s THEN UTC_TIMESTAMP(6) + INTERVAL %s SECOND
-               END, s.queue = CASE s.stream WHEN %s THEN %s ELSE s.queue
-                              END, s.locked_by = NULL, s.locked_at = UTC_TIMESTAMP(6);
+STRAIGHT_JOIN `outbox_stream` e
+FORCE INDEX (PRIMARY) ON e.stream = unlocked.stream
+SET due_at = UTC_TIMESTAMP(6) + INTERVAL NULLIF(CASE e.stream WHEN %s THEN %s WHEN %s THEN %s
+                                                END, -1) SECOND,
+                                                         queue = COALESCE(NULLIF(CASE e.stream
+                                                                                     WHEN %s THEN %s
+                                                                                     WHEN %s THEN %s
+                                                                                 END,
+                                                                            ''),
+                                                                   e.queue), locked_by = NULL,
+                                                         locked_at = UTC_TIMESTAMP(6);
 
 SELECT stream, locked_by
 FROM `outbox_stream`
@@ -471,7 +475,7 @@ WHERE stream IN (%s, %s);
 
 UPDATE
   (SELECT stream
-   FROM `outbox_stream`
+   FROM `outbox_stream` e
    FORCE INDEX (PRIMARY)
    WHERE stream IN (%s, %s)
      AND locked_by = %s
@@ -484,124 +488,104 @@ SET due_at = UTC_TIMESTAMP(6) + INTERVAL %s SECOND, locked_by = NULL, locked_at 
 
 -- settle as done
 
-UPDATE `outbox_event`
+UPDATE `outbox_event` e
 FORCE INDEX (PRIMARY)
 SET status = 1, done_at = UTC_TIMESTAMP(6), available_at = NULL, locked_by = NULL, locked_at = NULL
 WHERE id IN (%s, %s)
-  AND `outbox_event`.status IN (0, 2)
-  AND `outbox_event`.locked_by = %s
-  AND `outbox_event`.locked_at IN (%s);
+  AND e.status IN (0, 2)
+  AND e.locked_by = %s
+  AND e.locked_at IN (%s);
 
 -- settle as done, with a key
 
-UPDATE `outbox_event`
+UPDATE `outbox_event` e
 FORCE INDEX (PRIMARY)
 SET status = 1, done_at = UTC_TIMESTAMP(6), available_at = NULL, locked_by = NULL, locked_at = NULL
 WHERE id IN (%s, %s)
-  AND `outbox_event`.status IN (0, 2)
+  AND e.status IN (0, 2)
   AND EXISTS
     (SELECT 1
      FROM `outbox_stream` owned
-     WHERE owned.stream = `outbox_event`.stream
+     WHERE owned.stream = e.stream
        AND owned.locked_by = %s
        AND owned.locked_at IN (%s));
 
 -- delete what is done
 
-DELETE `outbox_event`
-FROM `outbox_event`
+DELETE e
+FROM `outbox_event` e
 FORCE INDEX (PRIMARY)
 WHERE id IN (%s, %s)
-  AND `outbox_event`.status IN (0, 2)
-  AND `outbox_event`.locked_by = %s
-  AND `outbox_event`.locked_at IN (%s)
+  AND e.status IN (0, 2)
+  AND e.locked_by = %s
+  AND e.locked_at IN (%s)
   AND unique_key IS NULL;
 
 -- settle
 
-UPDATE `outbox_event`
+UPDATE `outbox_event` e
 FORCE INDEX (PRIMARY)
-SET status = CASE id WHEN %s THEN %s WHEN %s THEN %s
-             END, attempts = attempts + CASE id WHEN %s THEN %s WHEN %s THEN %s
-                                        END, rescues = 0, available_at = CASE id
-                                                                             WHEN %s THEN UTC_TIMESTAMP(6) + INTERVAL %s SECOND
-                                                                             WHEN %s THEN UTC_TIMESTAMP(6) + INTERVAL %s SECOND
-                                                                         END, done_at = NULL,
-                                                                         last_error = COALESCE(CASE id
-                                                                                                   WHEN %s THEN %s
-                                                                                                   WHEN %s THEN %s
-                                                                                               END,
-                                                                                        last_error),
-                                                                         cause = COALESCE(CASE id
-                                                                                              WHEN %s THEN %s
-                                                                                              WHEN %s THEN %s
-                                                                                          END,
-                                                                                   cause),
-                                                                         history = COALESCE(CASE id
-                                                                                                WHEN %s THEN %s
-                                                                                                WHEN %s THEN %s
-                                                                                            END,
-                                                                                     history),
-                                                                         queue = COALESCE(CASE id
-                                                                                              WHEN %s THEN %s
-                                                                                              WHEN %s THEN %s
-                                                                                          END,
-                                                                                   queue), locked_by = NULL,
-                                                                         locked_at = NULL
-WHERE id IN (%s, %s)
-  AND attempts = CASE id WHEN %s THEN %s WHEN %s THEN %s
-                 END
-  AND `outbox_event`.status IN (0, 2)
-  AND `outbox_event`.locked_by = %s
-  AND `outbox_event`.locked_at = CAST(CASE id WHEN %s THEN %s WHEN %s THEN %s
-                                      END AS DATETIME(6));
+SET status = %s, attempts = e.attempts + %s, rescues = 0, available_at = UTC_TIMESTAMP(6) + INTERVAL %s SECOND,
+                                                                                                        done_at = CASE
+                                                                                                                      WHEN %s IS NULL THEN UTC_TIMESTAMP(6)
+                                                                                                                  END,
+                                                                                                                  last_error = COALESCE(%s,
+
+                                                                                                                                 e.last_error),
+                                                                                                                  cause = COALESCE(%s,
+
+                                                                                                                            e.cause),
+                                                                                                                  history = COALESCE(%s,
+
+                                                                                                                              e.history),
+                                                                                                                  queue = COALESCE(%s,
+
+                                                                                                                            e.queue),
+                                                                                                                  locked_by = NULL,
+                                                                                                                  locked_at = NULL
+WHERE e.id IN (%s, %s)
+  AND e.attempts = CASE e.id WHEN %s THEN %s WHEN %s THEN %s
+                   END
+  AND e.status IN (0, 2)
+  AND e.locked_by = %s
+  AND e.locked_at = CAST(%s AS DATETIME(6));
 
 -- settle, with a key
 
-UPDATE `outbox_event`
+UPDATE `outbox_event` e
 FORCE INDEX (PRIMARY)
-SET status = CASE id WHEN %s THEN %s WHEN %s THEN %s
-             END, attempts = attempts + CASE id WHEN %s THEN %s WHEN %s THEN %s
-                                        END, rescues = 0, deliver_at = CASE id
-                                                                           WHEN %s THEN UTC_TIMESTAMP(6) + INTERVAL %s SECOND
-                                                                           WHEN %s THEN UTC_TIMESTAMP(6) + INTERVAL %s SECOND
-                                                                       END, done_at = NULL,
-                                                                       last_error = COALESCE(CASE id
-                                                                                                 WHEN %s THEN %s
-                                                                                                 WHEN %s THEN %s
-                                                                                             END,
-                                                                                      last_error),
-                                                                       cause = COALESCE(CASE id
-                                                                                            WHEN %s THEN %s
-                                                                                            WHEN %s THEN %s
-                                                                                        END,
-                                                                                 cause),
-                                                                       history = COALESCE(CASE id
-                                                                                              WHEN %s THEN %s
-                                                                                              WHEN %s THEN %s
-                                                                                          END,
-                                                                                   history),
-                                                                       queue = COALESCE(CASE id
-                                                                                            WHEN %s THEN %s
-                                                                                            WHEN %s THEN %s
-                                                                                        END,
-                                                                                 queue), locked_by = NULL,
-                                                                       locked_at = NULL
-WHERE id IN (%s, %s)
-  AND attempts = CASE id WHEN %s THEN %s WHEN %s THEN %s
-                 END
-  AND `outbox_event`.status IN (0, 2)
+SET status = %s, attempts = e.attempts + %s, rescues = 0, deliver_at = UTC_TIMESTAMP(6) + INTERVAL %s SECOND,
+                                                                                                      done_at = CASE
+                                                                                                                    WHEN %s IS NULL THEN UTC_TIMESTAMP(6)
+                                                                                                                END,
+                                                                                                                last_error = COALESCE(%s,
+
+                                                                                                                               e.last_error),
+                                                                                                                cause = COALESCE(%s,
+
+                                                                                                                          e.cause),
+                                                                                                                history = COALESCE(%s,
+
+                                                                                                                            e.history),
+                                                                                                                queue = COALESCE(%s,
+
+                                                                                                                          e.queue),
+                                                                                                                locked_by = NULL,
+                                                                                                                locked_at = NULL
+WHERE e.id IN (%s, %s)
+  AND e.attempts = CASE e.id WHEN %s THEN %s WHEN %s THEN %s
+                   END
+  AND e.status IN (0, 2)
   AND EXISTS
     (SELECT 1
      FROM `outbox_stream` owned
-     WHERE owned.stream = `outbox_event`.stream
+     WHERE owned.stream = e.stream
        AND owned.locked_by = %s
-       AND owned.locked_at = CAST(CASE id WHEN %s THEN %s WHEN %s THEN %s
-                                  END AS DATETIME(6)));
+       AND owned.locked_at = CAST(%s AS DATETIME(6)));
 
 -- route rows
 
-UPDATE `outbox_event`
+UPDATE `outbox_event` e
 FORCE INDEX (PRIMARY)
 SET listener = %s, routes = %s, queue = %s, stream = CASE
                                                          WHEN `key` IS NOT NULL THEN CONCAT(%s,
@@ -615,11 +599,11 @@ SET listener = %s, routes = %s, queue = %s, stream = CASE
                                                                                                            END
 WHERE listener IS NULL
   AND id IN (%s, %s)
-  AND `outbox_event`.status IN (0, 2)
+  AND e.status IN (0, 2)
   AND EXISTS
     (SELECT 1
      FROM `outbox_stream` owned
-     WHERE owned.stream = `outbox_event`.stream
+     WHERE owned.stream = e.stream
        AND owned.locked_by = %s
        AND owned.locked_at IN (%s));
 
@@ -645,7 +629,7 @@ WHERE id IN (%s, %s)
 -- lock an event
 
 SELECT id, routes
-FROM `outbox_event`
+FROM `outbox_event` e
 FORCE INDEX (PRIMARY)
 WHERE id >= %s
   AND id < %s
@@ -656,49 +640,49 @@ UPDATE;
 
 -- note a receipt
 
-UPDATE `outbox_event`
+UPDATE `outbox_event` e
 FORCE INDEX (PRIMARY)
 SET routes = %s
 WHERE id IN (%s);
 
 -- add to the history
 
-UPDATE `outbox_event`
+UPDATE `outbox_event` e
 FORCE INDEX (PRIMARY)
 SET history = CASE WHEN history IS NULL THEN %s ELSE CONCAT(SUBSTR(history,
                                                               1, LENGTH(history) - 1),
                                                        %s)
               END
 WHERE id IN (%s, %s)
-  AND `outbox_event`.status IN (0, 2)
-  AND `outbox_event`.locked_by = %s
-  AND `outbox_event`.locked_at IN (%s);
+  AND e.status IN (0, 2)
+  AND e.locked_by = %s
+  AND e.locked_at IN (%s);
 
 -- count a start
 
-UPDATE `outbox_event`
+UPDATE `outbox_event` e
 FORCE INDEX (PRIMARY)
 SET rescues = rescues + 1
 WHERE id IN (%s, %s)
-  AND `outbox_event`.status IN (0, 2)
+  AND e.status IN (0, 2)
   AND EXISTS
     (SELECT 1
      FROM `outbox_stream` owned
-     WHERE owned.stream = `outbox_event`.stream
+     WHERE owned.stream = e.stream
        AND owned.locked_by = %s
        AND owned.locked_at IN (%s));
 
 -- take a start back
 
-UPDATE `outbox_event`
+UPDATE `outbox_event` e
 FORCE INDEX (PRIMARY)
 SET rescues = rescues - 1
 WHERE id IN (%s, %s)
-  AND `outbox_event`.status IN (0, 2)
+  AND e.status IN (0, 2)
   AND EXISTS
     (SELECT 1
      FROM `outbox_stream` owned
-     WHERE owned.stream = `outbox_event`.stream
+     WHERE owned.stream = e.stream
        AND owned.locked_by = %s
        AND owned.locked_at IN (%s))
   AND rescues > 0;
@@ -909,7 +893,7 @@ UNION ALL
 
 UPDATE
   (SELECT id
-   FROM `outbox_event`
+   FROM `outbox_event` e
    FORCE INDEX (PRIMARY)
    WHERE id IN (%s)
      AND available_at <= %s
@@ -931,7 +915,7 @@ LIMIT %s;
 
 UPDATE
   (SELECT stream
-   FROM `outbox_stream`
+   FROM `outbox_stream` e
    FORCE INDEX (PRIMARY)
    WHERE stream IN (%s)
      AND queue = %s
@@ -981,7 +965,7 @@ WHERE stream IN (%s, %s);
 
 -- resume
 
-UPDATE `outbox_event`
+UPDATE `outbox_event` e
 FORCE INDEX (PRIMARY)
 SET available_at = UTC_TIMESTAMP(6), first_due_at = UTC_TIMESTAMP(6), locked_at = NULL
 WHERE id IN (%s, %s)

@@ -263,7 +263,7 @@ GROUP BY stream;
 
 WITH unlocked AS MATERIALIZED
   (SELECT id
-   FROM "outbox_event"
+   FROM "outbox_event" e
    WHERE id = ANY(%s)
      AND locked_by = %s
      AND locked_at = ANY(%s::timestamptz[])
@@ -278,7 +278,7 @@ SELECT statement_timestamp() AT TIME ZONE 'UTC';
 
 WITH unlocked AS MATERIALIZED
   (SELECT id
-   FROM "outbox_event"
+   FROM "outbox_event" e
    WHERE id = ANY(%s)
      AND locked_by = %s
      AND locked_at = ANY(%s::timestamptz[])
@@ -299,7 +299,7 @@ WHERE id = ANY(%s)
 
 WITH unlocked AS MATERIALIZED
   (SELECT stream
-   FROM "outbox_stream"
+   FROM "outbox_stream" e
    WHERE stream = ANY(%s)
      AND locked_by = %s
      AND locked_at = ANY(%s::timestamptz[])
@@ -314,7 +314,7 @@ SELECT statement_timestamp() AT TIME ZONE 'UTC';
 
 WITH unlocked AS MATERIALIZED
   (SELECT stream
-   FROM "outbox_stream"
+   FROM "outbox_stream" e
    WHERE stream = ANY(%s)
      AND locked_by = %s
      AND locked_at = ANY(%s::timestamptz[])
@@ -335,11 +335,11 @@ WHERE stream = ANY(%s)
 
 WITH unlocked AS MATERIALIZED
   (SELECT id
-   FROM "outbox_event"
+   FROM "outbox_event" e
    WHERE id = ANY(%s)
-     AND "outbox_event".status IN (0, 2)
-     AND "outbox_event".locked_by = %s
-     AND "outbox_event".locked_at = ANY(%s::timestamptz[])
+     AND e.status IN (0, 2)
+     AND e.locked_by = %s
+     AND e.locked_at = ANY(%s::timestamptz[])
      FOR
      UPDATE SKIP LOCKED)
 UPDATE "outbox_event" e
@@ -351,11 +351,11 @@ WHERE e.id = unlocked.id;
 
 WITH unlocked AS MATERIALIZED
   (SELECT id
-   FROM "outbox_event"
+   FROM "outbox_event" e
    WHERE id = ANY(%s)
-     AND "outbox_event".status IN (0, 2)
-     AND "outbox_event".locked_by = %s
-     AND "outbox_event".locked_at = ANY(%s::timestamptz[])
+     AND e.status IN (0, 2)
+     AND e.locked_by = %s
+     AND e.locked_at = ANY(%s::timestamptz[])
      FOR
      UPDATE SKIP LOCKED)
 UPDATE "outbox_event" e
@@ -365,49 +365,51 @@ WHERE e.id = unlocked.id;
 
 -- release each as it was
 
-WITH unlocked AS MATERIALIZED
-  (SELECT id
-   FROM "outbox_event"
-   WHERE id = ANY(%s)
-     AND "outbox_event".status IN (0, 2)
-     AND "outbox_event".locked_by = %s
-     AND "outbox_event".locked_at = ANY(%s::timestamptz[])
-     FOR
-     UPDATE SKIP LOCKED)
+WITH v AS MATERIALIZED
+  (SELECT v.*
+   FROM unnest(%s::text[], %s::timestamptz[], %s::timestamptz[], %s::text[]) v (id,
+                                                                                locked_at, due_at, queue), LATERAL
+     (SELECT 1
+      FROM "outbox_event" e
+      WHERE e.id = v.id
+        AND e.status IN (0, 2)
+        AND e.locked_by = %s
+        AND e.locked_at = v.locked_at
+        FOR
+        UPDATE SKIP LOCKED) unlocked)
 UPDATE "outbox_event" e
 SET available_at = v.due_at, queue = v.queue, locked_by = NULL, locked_at = NULL
-FROM unlocked, unnest(%s::text[], %s::timestamptz[], %s::text[]) v (id,
-                                                                    due_at, queue)
-WHERE e.id = unlocked.id
-  AND v.id = unlocked.id;
+FROM v
+WHERE e.id = v.id;
 
 -- release streams
 
-WITH given AS MATERIALIZED
-  (SELECT mine.stream, NULLIF(v.delay, -1) AS delay, NULLIF(v.queue,
-                                                       '') AS queue
+WITH v AS MATERIALIZED
+  (SELECT v.*
    FROM unnest(%s::text[], %s::bigint[], %s::timestamptz[], %s::float8[], %s::text[]) v (stream,
                                                                                          seq, locked_at,
                                                                                          delay, queue), LATERAL
-     (SELECT s.stream
-      FROM "outbox_stream" s
-      WHERE s.stream = v.stream
-        AND s.seq = COALESCE(NULLIF(v.seq, -1), s.seq)
-        AND s.locked_by = %s
-        AND s.locked_at = v.locked_at
+     (SELECT 1
+      FROM "outbox_stream" e
+      WHERE e.stream = v.stream
+        AND e.seq = COALESCE(NULLIF(v.seq, -1), e.seq)
+        AND e.locked_by = %s
+        AND e.locked_at = v.locked_at
         FOR
-        UPDATE SKIP LOCKED) mine)
-UPDATE "outbox_stream" s
-SET due_at = statement_timestamp() + given.delay * interval '1 second', queue = COALESCE(given.queue,
-                                                                                  s.queue), locked_by = NULL, locked_at = statement_timestamp()
-FROM given
-WHERE s.stream = given.stream RETURNING s.stream;
+        UPDATE SKIP LOCKED) unlocked)
+UPDATE "outbox_stream" e
+SET due_at = statement_timestamp() + NULLIF(v.delay, -1) * interval '1 second', queue = COALESCE(NULLIF(v.queue,
+                                                                                                   ''),
+                                                                                          e.queue), locked_by = NULL,
+    locked_at = statement_timestamp()
+FROM v
+WHERE e.stream = v.stream RETURNING e.stream;
 
 -- hand streams back
 
 WITH unlocked AS MATERIALIZED
   (SELECT stream
-   FROM "outbox_stream"
+   FROM "outbox_stream" e
    WHERE stream = ANY(%s)
      AND locked_by = %s
      AND locked_at = ANY(%s::timestamptz[])
@@ -420,23 +422,23 @@ WHERE e.stream = unlocked.stream;
 
 -- settle as done
 
-UPDATE "outbox_event"
+UPDATE "outbox_event" AS e
 SET status = 1, done_at = statement_timestamp(), available_at = NULL, locked_by = NULL, locked_at = NULL
 WHERE id = ANY(%s)
-  AND "outbox_event".status IN (0, 2)
-  AND "outbox_event".locked_by = %s
-  AND "outbox_event".locked_at = ANY(%s::timestamptz[]);
+  AND e.status IN (0, 2)
+  AND e.locked_by = %s
+  AND e.locked_at = ANY(%s::timestamptz[]);
 
 -- settle as done, with a key
 
-UPDATE "outbox_event"
+UPDATE "outbox_event" AS e
 SET status = 1, done_at = statement_timestamp(), available_at = NULL, locked_by = NULL, locked_at = NULL
 WHERE id = ANY(%s)
-  AND "outbox_event".status IN (0, 2)
+  AND e.status IN (0, 2)
   AND EXISTS
     (SELECT 1
      FROM "outbox_stream" owned
-     WHERE owned.stream = "outbox_event".stream
+     WHERE owned.stream = e.stream
        AND owned.locked_by = %s
        AND owned.locked_at = ANY(%s::timestamptz[])
        OFFSET 0);
@@ -444,11 +446,11 @@ WHERE id = ANY(%s)
 -- delete what is done
 
 DELETE
-FROM "outbox_event"
+FROM "outbox_event" AS e
 WHERE id = ANY(%s)
-  AND "outbox_event".status IN (0, 2)
-  AND "outbox_event".locked_by = %s
-  AND "outbox_event".locked_at = ANY(%s::timestamptz[])
+  AND e.status IN (0, 2)
+  AND e.locked_by = %s
+  AND e.locked_at = ANY(%s::timestamptz[])
   AND unique_key IS NULL;
 
 -- settle
@@ -549,7 +551,7 @@ WHERE e.id = v.id
 
 -- route rows
 
-UPDATE "outbox_event"
+UPDATE "outbox_event" AS e
 SET listener = %s, routes = %s, queue = %s, stream = CASE WHEN key IS NOT NULL THEN %s || key
                                                      END, available_at = CASE
                                                                              WHEN key IS NULL THEN available_at
@@ -560,11 +562,11 @@ SET listener = %s, routes = %s, queue = %s, stream = CASE WHEN key IS NOT NULL T
                                                                                                            END
 WHERE listener IS NULL
   AND id = ANY(%s)
-  AND "outbox_event".status IN (0, 2)
+  AND e.status IN (0, 2)
   AND EXISTS
     (SELECT 1
      FROM "outbox_stream" owned
-     WHERE owned.stream = "outbox_event".stream
+     WHERE owned.stream = e.stream
        AND owned.locked_by = %s
        AND owned.locked_at = ANY(%s::timestamptz[])
        OFFSET 0);
@@ -587,7 +589,7 @@ WHERE id = ANY(%s)
 -- lock an event
 
 SELECT id, routes
-FROM "outbox_event"
+FROM "outbox_event" AS e
 WHERE id >= %s
   AND id < %s
   AND event_id = %s
@@ -597,45 +599,45 @@ UPDATE;
 
 -- note a receipt
 
-UPDATE "outbox_event"
+UPDATE "outbox_event" AS e
 SET routes = %s
 WHERE id = ANY(%s);
 
 -- add to the history
 
-UPDATE "outbox_event"
+UPDATE "outbox_event" AS e
 SET history = CASE WHEN history IS NULL THEN %s ELSE SUBSTR(history,
                                                        1, LENGTH(history) - 1) || %s
               END
 WHERE id = ANY(%s)
-  AND "outbox_event".status IN (0, 2)
-  AND "outbox_event".locked_by = %s
-  AND "outbox_event".locked_at = ANY(%s::timestamptz[]);
+  AND e.status IN (0, 2)
+  AND e.locked_by = %s
+  AND e.locked_at = ANY(%s::timestamptz[]);
 
 -- count a start
 
-UPDATE "outbox_event"
+UPDATE "outbox_event" AS e
 SET rescues = rescues + 1
 WHERE id = ANY(%s)
-  AND "outbox_event".status IN (0, 2)
+  AND e.status IN (0, 2)
   AND EXISTS
     (SELECT 1
      FROM "outbox_stream" owned
-     WHERE owned.stream = "outbox_event".stream
+     WHERE owned.stream = e.stream
        AND owned.locked_by = %s
        AND owned.locked_at = ANY(%s::timestamptz[])
        OFFSET 0);
 
 -- take a start back
 
-UPDATE "outbox_event"
+UPDATE "outbox_event" AS e
 SET rescues = rescues - 1
 WHERE id = ANY(%s)
-  AND "outbox_event".status IN (0, 2)
+  AND e.status IN (0, 2)
   AND EXISTS
     (SELECT 1
      FROM "outbox_stream" owned
-     WHERE owned.stream = "outbox_event".stream
+     WHERE owned.stream = e.stream
        AND owned.locked_by = %s
        AND owned.locked_at = ANY(%s::timestamptz[])
        OFFSET 0)
@@ -821,7 +823,7 @@ FROM
 
 WITH unlocked AS MATERIALIZED
   (SELECT id
-   FROM "outbox_event"
+   FROM "outbox_event" e
    WHERE id = ANY(%s)
      AND available_at <= %s
      FOR
@@ -843,7 +845,7 @@ LIMIT %s;
 
 WITH unlocked AS MATERIALIZED
   (SELECT stream
-   FROM "outbox_stream"
+   FROM "outbox_stream" e
    WHERE stream = ANY(%s)
      AND queue = %s
      AND due_at <= statement_timestamp()
@@ -887,7 +889,7 @@ SET queue = CASE WHEN st.due_at IS NULL THEN EXCLUDED.queue ELSE st.queue
 
 -- resume
 
-UPDATE "outbox_event"
+UPDATE "outbox_event" AS e
 SET available_at = statement_timestamp(), first_due_at = statement_timestamp(), locked_at = NULL
 WHERE id = ANY(%s)
   AND available_at > statement_timestamp()

@@ -324,7 +324,7 @@ GROUP BY stream;
 
 -- renew
 
-UPDATE "outbox_event"
+UPDATE "outbox_event" AS e
 SET available_at = strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now', %s || ' seconds')
 WHERE id IN (%s, %s)
   AND locked_by = %s
@@ -332,7 +332,7 @@ WHERE id IN (%s, %s)
 
 SELECT strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now');
 
-UPDATE "outbox_event"
+UPDATE "outbox_event" AS e
 SET available_at = strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now', %s || ' seconds')
 WHERE id IN (%s, %s)
   AND locked_by = %s
@@ -346,7 +346,7 @@ WHERE id IN (%s, %s)
 
 -- renew streams
 
-UPDATE "outbox_stream"
+UPDATE "outbox_stream" AS e
 SET due_at = strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now', %s || ' seconds')
 WHERE stream IN (%s, %s)
   AND locked_by = %s
@@ -354,7 +354,7 @@ WHERE stream IN (%s, %s)
 
 SELECT strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now');
 
-UPDATE "outbox_stream"
+UPDATE "outbox_stream" AS e
 SET due_at = strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now', %s || ' seconds')
 WHERE stream IN (%s, %s)
   AND locked_by = %s
@@ -368,49 +368,52 @@ WHERE stream IN (%s, %s)
 
 -- release
 
-UPDATE "outbox_event"
+UPDATE "outbox_event" AS e
 SET available_at = strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now', %s || ' seconds'), locked_by = NULL, locked_at = NULL
 WHERE id IN (%s, %s)
-  AND "outbox_event".status IN (0, 2)
-  AND "outbox_event".locked_by = %s
-  AND "outbox_event".locked_at IN (%s);
-
--- release when the lease ends
-
-UPDATE "outbox_event"
-SET locked_by = NULL, locked_at = NULL
-WHERE id IN (%s, %s)
-  AND "outbox_event".status IN (0, 2)
-  AND "outbox_event".locked_by = %s
-  AND "outbox_event".locked_at IN (%s);
-
--- release each as it was
-
-UPDATE "outbox_event" AS e
-SET available_at = v.column2, queue = v.column3, locked_by = NULL, locked_at = NULL
-FROM (
-      VALUES (%s, %s, %s), (%s, %s, %s)) AS v
-WHERE e.id = v.column1
   AND e.status IN (0, 2)
   AND e.locked_by = %s
   AND e.locked_at IN (%s);
 
+-- release when the lease ends
+
+UPDATE "outbox_event" AS e
+SET locked_by = NULL, locked_at = NULL
+WHERE id IN (%s, %s)
+  AND e.status IN (0, 2)
+  AND e.locked_by = %s
+  AND e.locked_at IN (%s);
+
+-- release each as it was
+
+UPDATE "outbox_event" AS e
+SET available_at = v.due_at, queue = v.queue, locked_by = NULL, locked_at = NULL
+FROM
+  (SELECT column1 AS id, column2 AS locked_at, column3 AS due_at, column4 AS queue
+   FROM (
+         VALUES (%s, %s, %s, %s), (%s, %s, %s, %s))) AS v
+WHERE e.id = v.id
+  AND e.status IN (0, 2)
+  AND e.locked_by = %s
+  AND e.locked_at = v.locked_at;
+
 -- release streams
 
-UPDATE "outbox_stream"
-SET due_at = CASE stream WHEN %s THEN strftime('%%Y-%%m-%%d %%H:%%M:%%f000',
-                                        'now', %s || ' seconds') WHEN %s THEN strftime('%%Y-%%m-%%d %%H:%%M:%%f000',
-                                                                                'now',
-                                                                                %s || ' seconds')
-             END, queue = CASE stream WHEN %s THEN %s ELSE queue
-                          END, locked_by = NULL,
-                          locked_at = strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')
-WHERE stream IN (%s, %s)
-  AND locked_by = %s
-  AND seq = CASE stream WHEN %s THEN %s ELSE seq
-            END
-  AND locked_at = CASE stream WHEN %s THEN %s WHEN %s THEN %s
-                  END;
+UPDATE "outbox_stream" AS e
+SET due_at = strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now', NULLIF(v.delay,
+                                                             -1) || ' seconds'), queue = COALESCE(NULLIF(v.queue,
+
+                                                                                                    ''),
+                                                                                           e.queue), locked_by = NULL,
+    locked_at = strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')
+FROM
+  (SELECT column1 AS stream, column2 AS seq, column3 AS locked_at, column4 AS delay, column5 AS queue
+   FROM (
+         VALUES (%s, %s, %s, %s, %s), (%s, %s, %s, %s, %s))) AS v
+WHERE e.stream = v.stream
+  AND e.seq = COALESCE(NULLIF(v.seq, -1), e.seq)
+  AND e.locked_by = %s
+  AND e.locked_at = v.locked_at;
 
 SELECT stream, locked_by
 FROM "outbox_stream"
@@ -418,7 +421,7 @@ WHERE stream IN (%s, %s);
 
 -- hand streams back
 
-UPDATE "outbox_stream"
+UPDATE "outbox_stream" AS e
 SET due_at = strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now', %s || ' seconds'), locked_by = NULL, locked_at = strftime('%%Y-%%m-%%d %%H:%%M:%%f000',
 
                                                                                                               'now')
@@ -428,36 +431,36 @@ WHERE stream IN (%s, %s)
 
 -- settle as done
 
-UPDATE "outbox_event"
+UPDATE "outbox_event" AS e
 SET status = 1, done_at = strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now'), available_at = NULL, locked_by = NULL,
     locked_at = NULL
 WHERE id IN (%s, %s)
-  AND "outbox_event".status IN (0, 2)
-  AND "outbox_event".locked_by = %s
-  AND "outbox_event".locked_at IN (%s);
+  AND e.status IN (0, 2)
+  AND e.locked_by = %s
+  AND e.locked_at IN (%s);
 
 -- settle as done, with a key
 
-UPDATE "outbox_event"
+UPDATE "outbox_event" AS e
 SET status = 1, done_at = strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now'), available_at = NULL, locked_by = NULL,
     locked_at = NULL
 WHERE id IN (%s, %s)
-  AND "outbox_event".status IN (0, 2)
+  AND e.status IN (0, 2)
   AND EXISTS
     (SELECT 1
      FROM "outbox_stream" owned
-     WHERE owned.stream = "outbox_event".stream
+     WHERE owned.stream = e.stream
        AND owned.locked_by = %s
        AND owned.locked_at IN (%s));
 
 -- delete what is done
 
 DELETE
-FROM "outbox_event"
+FROM "outbox_event" AS e
 WHERE id IN (%s, %s)
-  AND "outbox_event".status IN (0, 2)
-  AND "outbox_event".locked_by = %s
-  AND "outbox_event".locked_at IN (%s)
+  AND e.status IN (0, 2)
+  AND e.locked_by = %s
+  AND e.locked_at IN (%s)
   AND unique_key IS NULL;
 
 -- settle
@@ -534,7 +537,7 @@ WHERE e.id = v.id
 
 -- route rows
 
-UPDATE "outbox_event"
+UPDATE "outbox_event" AS e
 SET listener = %s, routes = %s, queue = %s, stream = CASE WHEN key IS NOT NULL THEN %s || key
                                                      END, available_at = CASE
                                                                              WHEN key IS NULL THEN available_at
@@ -545,11 +548,11 @@ SET listener = %s, routes = %s, queue = %s, stream = CASE WHEN key IS NOT NULL T
                                                                                                            END
 WHERE listener IS NULL
   AND id IN (%s, %s)
-  AND "outbox_event".status IN (0, 2)
+  AND e.status IN (0, 2)
   AND EXISTS
     (SELECT 1
      FROM "outbox_stream" owned
-     WHERE owned.stream = "outbox_event".stream
+     WHERE owned.stream = e.stream
        AND owned.locked_by = %s
        AND owned.locked_at IN (%s));
 
@@ -574,7 +577,7 @@ WHERE id IN (%s, %s)
 -- lock an event
 
 SELECT id, routes
-FROM "outbox_event"
+FROM "outbox_event" AS e
 WHERE id >= %s
   AND id < %s
   AND event_id = %s
@@ -582,44 +585,44 @@ ORDER BY id;
 
 -- note a receipt
 
-UPDATE "outbox_event"
+UPDATE "outbox_event" AS e
 SET routes = %s
 WHERE id IN (%s);
 
 -- add to the history
 
-UPDATE "outbox_event"
+UPDATE "outbox_event" AS e
 SET history = CASE WHEN history IS NULL THEN %s ELSE SUBSTR(history,
                                                        1, LENGTH(history) - 1) || %s
               END
 WHERE id IN (%s, %s)
-  AND "outbox_event".status IN (0, 2)
-  AND "outbox_event".locked_by = %s
-  AND "outbox_event".locked_at IN (%s);
+  AND e.status IN (0, 2)
+  AND e.locked_by = %s
+  AND e.locked_at IN (%s);
 
 -- count a start
 
-UPDATE "outbox_event"
+UPDATE "outbox_event" AS e
 SET rescues = rescues + 1
 WHERE id IN (%s, %s)
-  AND "outbox_event".status IN (0, 2)
+  AND e.status IN (0, 2)
   AND EXISTS
     (SELECT 1
      FROM "outbox_stream" owned
-     WHERE owned.stream = "outbox_event".stream
+     WHERE owned.stream = e.stream
        AND owned.locked_by = %s
        AND owned.locked_at IN (%s));
 
 -- take a start back
 
-UPDATE "outbox_event"
+UPDATE "outbox_event" AS e
 SET rescues = rescues - 1
 WHERE id IN (%s, %s)
-  AND "outbox_event".status IN (0, 2)
+  AND e.status IN (0, 2)
   AND EXISTS
     (SELECT 1
      FROM "outbox_stream" owned
-     WHERE owned.stream = "outbox_event".stream
+     WHERE owned.stream = e.stream
        AND owned.locked_by = %s
        AND owned.locked_at IN (%s))
   AND rescues > 0;
@@ -796,7 +799,7 @@ FROM
 
 -- move events
 
-UPDATE "outbox_event"
+UPDATE "outbox_event" AS e
 SET queue = %s
 WHERE id IN (%s)
   AND available_at <= %s;
@@ -810,7 +813,7 @@ WHERE queue = %s
 ORDER BY queue, due_at
 LIMIT %s;
 
-UPDATE "outbox_stream"
+UPDATE "outbox_stream" AS e
 SET queue = %s
 WHERE stream IN (%s)
   AND queue = %s
@@ -862,7 +865,7 @@ WHERE stream IN (%s, %s);
 
 -- resume
 
-UPDATE "outbox_event"
+UPDATE "outbox_event" AS e
 SET available_at = strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now'), first_due_at = strftime('%%Y-%%m-%%d %%H:%%M:%%f000',
                                                                                    'now'), locked_at = NULL
 WHERE id IN (%s, %s)
