@@ -164,6 +164,18 @@ def calls() -> dict[str, tuple[Callable[[Any, Any], object], list[list[tuple[Any
         "add to the history": (named("add_to_history", me="w", leases=LEASES, entry=entry), []),
         "count a start": (named("note_starts", me="w", leases=LEASES), []),
         "take a start back": (named("take_back_starts", me="w", leases=LEASES), []),
+        "read what is pending in slots": (
+            named("pending_in_slots", slots=["?d1:a", "?d1:b"], me="w"),
+            [],
+        ),
+        "lease the newest of slots": (
+            named("lease_free", me="w", ids=["a", "b"], locked_at=NOW, lease=30.0, rescues=1),
+            [],
+        ),
+        "end what is coalesced": (
+            named("end_coalesced", me="w", ids=["a", "b"], locked_at=NOW),
+            [],
+        ),
         "find lost workers' events": (
             named("lost_events", me="w", queues=["default", "mail"], limit=100),
             [],

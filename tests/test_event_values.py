@@ -48,7 +48,17 @@ FIELDS: dict[str, Any] = {
 CARRIED = ("event_type", *FIELDS, "key")
 TIMES = ("occurred_at", "available_at", "created_at", "deliver_at", "first_due_at")
 NOT_CARRIED = (
-    *("event_id", "unique_key", "seq", *TIMES, "attempts", "source", "listener", "database"),
+    *(
+        "event_id",
+        "unique_key",
+        "coalesce",
+        "seq",
+        *TIMES,
+        "attempts",
+        "source",
+        "listener",
+        "database",
+    ),
 )
 
 

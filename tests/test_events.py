@@ -59,7 +59,7 @@ class Plain(str, Enum):
 # --- what an event takes ---------------------------------------------------------------------
 
 NAMES = ("event_type", "aggregate_type")
-IDS = ("aggregate_id", "tenant_id", "unique_key", "key")
+IDS = ("aggregate_id", "tenant_id", "unique_key", "key", "coalesce")
 
 
 def test_only_the_type_is_required() -> None:
@@ -69,7 +69,7 @@ def test_only_the_type_is_required() -> None:
     assert event.aggregate_type == GLOBAL == outbox.GLOBAL == "__GLOBAL__"
     assert event.payload is None
     assert event.headers == {}
-    assert (event.aggregate_id, event.tenant_id, event.key, event.unique_key) == (None,) * 4
+    assert [getattr(event, each) for each in IDS] == [None] * len(IDS)
     assert (event.available_at, event.deliver_at, event.is_delayed) == (None, None, False)
     assert event.attempts == 0
     event = Event(event_type="x", aggregate=ORDER)
@@ -83,8 +83,8 @@ TAKEN: list[tuple[str, Any, Any]] = [
     *((each, Plain.PLACED, "order.placed") for each in NAMES),
     *((each, Colour.RED, "RED") for each in NAMES),  # its value is not a str, so its name
     *((each, mark_safe("order.placed"), "order.placed") for each in NAMES),
-    *((each, 7, "7") for each in ("event_id", "key")),
-    *((each, UUID(int=7), str(UUID(int=7))) for each in ("event_id", "key")),
+    *((each, 7, "7") for each in ("event_id", "key", "coalesce")),
+    *((each, UUID(int=7), str(UUID(int=7))) for each in ("event_id", "key", "coalesce")),
     *((each, "é" * most, "é" * most) for each, most in LENGTHS.items()),
 ]
 
@@ -119,6 +119,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     # A key of its own does not make an instance saved: a UUID has a default.
     *(({"aggregate": each}, r"testapp\.Order") for each in (Order(), Order(pk=42))),
     *(({"aggregate": each}, "expected a model instance") for each in (Order, "order", 5, object())),
+    ({"key": "k", "coalesce": "c"}, "together"),
     ({"aggregate": ORDER, "aggregate_type": "a"}, "together"),
     ({"aggregate": ORDER, "aggregate_id": "1"}, "together"),
     *(

@@ -376,6 +376,16 @@ def test_g12_j6_a_delayed_event_is_not_offered_and_not_early_and_not_late(
     assert times[0] >= event.deliver_at
 
 
+def test_an_event_of_a_slot_is_not_offered_and_its_worker_polls(settings: Any) -> None:
+    settings.OUTBOX = quiet()
+    calls = Calls()
+    with heard(signals.event_queued) as offered, listening(calls), outbox.Worker():
+        ids = write(3, coalesce="index")
+        wait_until(settled(3), within=20, what="DONE")
+    assert not offered
+    assert calls.ids[-1] == ids[-1]
+
+
 def test_g12_a_delayed_event_written_elsewhere_is_found_by_its_due_time(settings: Any) -> None:
     """No notification announces it, so the poll that sees it coming must schedule the wakeup."""
     settings.OUTBOX = quiet()

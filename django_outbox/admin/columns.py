@@ -49,7 +49,7 @@ def status_and_timing(event: Any) -> str:
 
 @admin.display(description=_("key"))
 def stream(event: OutboxEvent) -> str:
-    return "" if event.stream is None else dashboard_links.stream(event.stream, str(event.key))
+    return "" if event.key is None else dashboard_links.stream(event.stream, str(event.key))
 
 
 @admin.display(description=_("before it"))

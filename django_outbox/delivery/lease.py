@@ -12,7 +12,7 @@ import msgspec
 
 from .. import hooks
 from ..clocks import monotonic
-from ..events import Event, event_from_row, stored_instant
+from ..events import Event, event_from_row, is_slot, stored_instant
 from ..listeners.error_texts import normalised
 from ..listeners.history import Entry, first_line, with_entries
 from ..listeners.outcomes import DONE, LOST, Decision, Status
@@ -49,6 +49,7 @@ class Lease(msgspec.Struct, kw_only=True, eq=False, gc=False):
     queue_in_row: str = DEFAULT_QUEUE  # as it is stored
     key: str | None = None
     stream: str | None = None  # lane and key; leased instead of the row
+    slot: str | None = None  # in which the newest row runs
     deadline: float  # monotonic; not to be started later without a renewal. Owner: Held
     claimed_at: float = msgspec.field(default_factory=monotonic)  # monotonic
     handed_out_at: float = 0.0  # monotonic; only of a stream's head; 0: not yet
@@ -217,6 +218,7 @@ def lease_from_row(
     if hot is not None:
         row = (*row, *[getattr(hot, name) for name in HOT], hot.headers, hot._payload_text, "hot")
     positions = _positions(columns, hot is not None)
+    place = row[positions["stream"]] if "stream" in positions else None
     return Lease(
         row=row,
         positions=positions,
@@ -234,7 +236,8 @@ def lease_from_row(
         queue_in_row=row[positions["queue"]],
         history=row[positions["history"]],
         key=row[positions["key"]] if "key" in positions else None,
-        stream=row[positions["stream"]] if "stream" in positions else None,
+        stream=place if "seq" in positions else None,
+        slot=place if is_slot(place) else None,
         deadline=deadline,
         claimed_at=monotonic() if claimed_at is None else claimed_at,
         payload_bytes=len(row[positions["payload"]]),

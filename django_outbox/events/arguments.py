@@ -86,15 +86,30 @@ def fill_aggregate(put: Put, event: Event, instance: Any) -> None:
 
 
 def fill_identity(put: Put, event: Event) -> str:
-    """Fill the id, and take id and key as text; return the id that was generated, or ""."""
+    """Fill the id; take id, key and slot as text; return the id that was generated, or ""."""
     generated = (event._generated or ("",))[0]
     if event.event_id in ("", None):
         put("event_id", generated := new_id())
     elif event.event_id is not generated:
         put("event_id", validation.identity(event.event_id))
-    if event.key is not None:
-        put("key", validation.identity(event.key))
+    for name in ("key", "coalesce"):
+        if (value := getattr(event, name)) is not None:
+            put(name, validation.identity(value))
     return generated
+
+
+def check_keyed(event: Event) -> None:
+    """Refuse what an event with a key cannot have."""
+    if event.deliver_at is not None or event._delay is not None:
+        raise InvalidEvent(
+            f"key {event.key!r} was given together with a delay; a stream delivers its events in "
+            "the order of their writes. Leave one of them out."
+        )
+    if event.coalesce is not None:
+        raise InvalidEvent(
+            f"key {event.key!r} was given together with coalesce {event.coalesce!r}; a stream "
+            "delivers each of its events. Leave one of them out."
+        )
 
 
 def fill_times(put: Put, event: Event, deliver_after: Any) -> datetime | None:

@@ -62,6 +62,7 @@ class Event(Generic[Payload_co]):
     available_at: datetime | None = ABSENT  # type: ignore[assignment]  # when it is (was) due
     deliver_after: InitVar[float | timedelta] = ABSENT
     unique_key: str | None = None
+    coalesce: str | None = None  # of the pending deliveries with it, only the newest matters
     created_at: datetime | None = None  # by the database's clock
     deliver_at: datetime | None = None  # the later due time that the writer asked for
     first_due_at: datetime | None = None
@@ -99,11 +100,8 @@ class Event(Generic[Payload_co]):
         if self.headers is not NO_HEADERS:
             put("headers", validation.read_only_headers(self.headers))
         put("_generated", (generated_id, arguments.fill_times(put, self, deliver_after)))
-        if self.key is not None and (self.deliver_at is not None or self._delay is not None):
-            raise InvalidEvent(
-                f"key {self.key!r} was given together with a delay; a stream delivers its events "
-                "in the order of their writes. Leave one of them out."
-            )
+        if self.key is not None:
+            arguments.check_keyed(self)
 
     def __getattr__(self, name: str) -> Any:
         """Read a field from the row at its first access, and keep it."""
@@ -260,8 +258,8 @@ _SLOTS = frozenset(Event.__slots__)
 _RESET_VALUES = {  # fields that a copy of a stored event resets, and their defaults
     name: Event.__dataclass_fields__[name].default
     for name in (
-        "seq event_id occurred_at available_at unique_key created_at deliver_at first_due_at "
-        "attempts source listener database _generated _delay _payload_and_text _loads"
+        "seq event_id occurred_at available_at unique_key coalesce created_at deliver_at "
+        "first_due_at attempts source listener database _generated _delay _payload_and_text _loads"
     ).split()
 }
 _NO_ROW: Mapping[str, Any] = {"_row": None, "_positions": {}, "_origin": None}

@@ -26,9 +26,12 @@ LENGTHS: Mapping[str, int] = {  # most characters in each column
     "tenant_id": 64,
     "key": 255,
     "unique_key": 255,
+    "coalesce": 255,
 }
 LANE_LENGTH = 64  # characters
-UNROUTED_LANE = "?"  # in the place of a lane: events whose listeners are not known yet
+# In the place of a lane: events whose listeners are not known yet. No lane begins with it.
+UNROUTED_LANE = "?"
+SLOT_PREFIX = 14  # characters before the name in a slot: the mark, a digest and a colon
 STREAM_LENGTH = 320  # a lane, a colon and a key
 ROW_ID_LENGTH = 49  # an event id, a dot and the digest of a listener
 RECEIVED_LENGTHS: Mapping[str, int] = {"source": 128, "message_id": 255}  # in the inbox
@@ -96,6 +99,19 @@ def aggregate_key(aggregate_type: str, aggregate_id: str | None) -> str:
 def stream_of(lane: str, key: str) -> str:
     """Return the stream of a key in a lane, whose name has no colon."""
     return f"{lane}:{key}"
+
+
+def slot_of(digest: str, coalesce: str) -> str:
+    """Return the slot of a listener's rows with this ``coalesce=``; "": it is not known yet."""
+    return f"{UNROUTED_LANE}{digest:~<12}:{coalesce}"
+
+
+def is_slot(stream: str | None) -> bool:
+    """Return whether the rows with this ``stream`` are in a slot: due by themselves, not in order.
+
+    A row that waits there for its listeners is due by itself as well, but has a key.
+    """
+    return stream is not None and stream[0] == UNROUTED_LANE and stream[1] != ":"
 
 
 def unrouted(stream: str) -> str:

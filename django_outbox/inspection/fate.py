@@ -10,10 +10,10 @@ from typing import Any, Final, NamedTuple
 
 from django.db import router
 
-from ..events import ROW_ID_LENGTH, exact_text
+from ..events import ROW_ID_LENGTH, exact_text, is_slot
 from ..listeners import registry
 from ..listeners.history import first_line
-from ..listeners.outcomes import DISCARDED, UNSETTLED, Status
+from ..listeners.outcomes import COALESCED, DISCARDED, UNSETTLED, Status
 from ..models import OutboxEvent, OutboxPause, OutboxStream
 from ..models.fields import DatabaseNow
 from ..models.pause_queryset import names_holding
@@ -34,7 +34,7 @@ class Fate:
     - ``since``: when it ended, was leased, paused or due.
     - ``until``: when that changes, if known.
     - ``by``: the worker, pause, breaker or earlier event.
-    - ``reason``: of the pause, or the error's first line.
+    - ``reason``: of the pause, or the error's first line; ``"coalesced"``: a newer one replaced it.
     - ``attempts``: failed ones.
     - ``id``: of the delivery; empty if deleted.
 
@@ -115,6 +115,8 @@ def fate_of(
     if row.status not in UNSETTLED:
         state = "done" if row.status == Status.DONE else "dead"
         state = "discarded" if state == "done" and reason.startswith(DISCARDED) else state
+        if is_slot(row.stream) and row.result == COALESCED:
+            reason = COALESCED
         return tell(state=state, since=row.done_at, reason=reason)
     due, owner, leased_at, head, is_blocked = place or Place(
         row.available_at, row.locked_by, row.locked_at, None, False

@@ -125,6 +125,7 @@ class Decision:
         return replace(self, error=error, cause=cause)
 
 
+COALESCED = "coalesced"  # the result of a delivery that a newer one of its slot replaced
 DISCARDED = "Discarded:"  # begins the error of a delivery whose listener was removed
 DONE = Decision(status=Status.DONE)
 LOST = Decision(status=Status.NEW, outcome="lost", written=True)  # another worker owns the row

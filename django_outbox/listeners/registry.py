@@ -106,7 +106,8 @@ def digest(text: str) -> str:
 
 def lane_of(name: str) -> str:
     """Return the lane of the listeners with this name; those without one share a lane."""
-    is_usual = len(name) <= LANE_LENGTH and ":" not in name and name != UNROUTED_LANE
+    is_usual = len(name) <= LANE_LENGTH and ":" not in name
+    is_usual = is_usual and not name.startswith(UNROUTED_LANE)
     return name if is_usual else f"#{digest(name)}"
 
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from .event_queryset import OutboxQuerySet
 
 
-_LANE: Final = Q(stream__gte=f"{UNROUTED_LANE}:", stream__lt=f"{UNROUTED_LANE};")
-ALONE: Final = Q(stream=None) | _LANE  # events that are due by themselves, not by a stream
+_MARKED: Final = Q(stream__gte=UNROUTED_LANE, stream__lt=chr(ord(UNROUTED_LANE) + 1))
+ALONE: Final = Q(stream=None) | _MARKED  # events that are due by themselves, not by a stream
 
 BY: Final = 255  # characters of who replayed
 EVENTS_PER_STATEMENT: Final = 100  # events that get due times of their own in one statement

@@ -42,9 +42,10 @@ FULL = (
     "headers",
     "unique_key",
     "key",
+    "stream",
 )
 PAYLOAD, QUEUE = FULL.index("payload"), FULL.index("queue")  # the latter also in LIGHT
-KEYED = (*FULL, "stream", "seq", "status")
+KEYED = (*FULL, "seq", "status")
 # What a settle writes of a decision, and as what PostgreSQL's types.
 DECIDED = {"status": "smallint", "spent": "int", "delay": "float8"} | dict.fromkeys(
     ("error", "cause", "history", "queue"), "text"

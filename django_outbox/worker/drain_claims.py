@@ -18,10 +18,10 @@ from ..signals import announce, events_claimed
 from ..sql import dialect_of
 from ..sql.values import Branch, Claim, RescueState
 from .batch_delivery import with_followers
+from .coalescing import coalesce_and_complete
 from .pauses import KnownPauses, PauseEnds
 from .queues import BlockingQueue, Decisions, Held
 from .rescues import report_rescues
-from .routing import complete
 from .shedding import unclaim
 from .stream_claims import StreamClaims
 from .streams import Streams
@@ -120,7 +120,7 @@ class DrainClaims:
                     lease_from_row(row, claim.columns, deadline=deadline, me=self.me)
                     for row in rows
                 ]
-                complete(connection, leases)
+                leases, _ = coalesce_and_complete(connection, leases, self.held)
                 leases = [each for each in leases if each.stream is None]
                 new = self.held.add(self._accepted(connection, leases))
                 if not new:

@@ -19,11 +19,11 @@ from ..listeners.queues import expected_queue
 from ..signals import announce, events_claimed
 from ..sql import dialect_of
 from ..sql.values import Claim, Claimed, Unclaimed
+from .coalescing import coalesce_and_complete
 from .intake import Intake
 from .pools import Pools
 from .queues import Decisions, Held
 from .rescues import report_rescues
-from .routing import complete
 
 SMALL_CLAIM = 50  # events; a claim of fewer is a small one
 # Seconds by which an event is late at most each time that it is passed on to a queue that other
@@ -70,7 +70,8 @@ class EventClaims:
         ]
         if hot is None:
             self._note_sizes(leases)
-        self._wake(connection, complete(connection, leases))
+        leases, queues = coalesce_and_complete(connection, leases, self._held)
+        self._wake(connection, queues)
         leases = [each for each in leases if each.stream is None]
         if self._several:
             leases = self._in_their_queues(connection, leases)

@@ -303,6 +303,10 @@ class Held:
         with self.lock:
             return [each for each in self._leases.values() if each.started_at]
 
+    def has_id(self, row_id: str) -> bool:
+        """Return whether this worker has a lease of the row, by an earlier claim too."""
+        return row_id in self._leases
+
     def has(self, lease: Lease) -> bool:
         """Return whether this worker still has the lease."""
         return self._leases.get(lease.id) is lease

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..delivery.lease import Lease, of_rows
-from ..events import stream_of
+from ..events import SLOT_PREFIX, slot_of, stream_of
 from ..listeners.queues import UNROUTED, Route, missing_of, receipt_of, routes_of
 from ..sql import dialect_of
 from ..sql.base.sequence_numbers import Place
@@ -70,6 +70,8 @@ def _route(connection: BaseDatabaseWrapper, leases: Sequence[Lease]) -> set[str]
         lease.listener, lease.routes = first.title, receipt
         if lease.key is not None:
             lease.stream = stream_of(first.lane, lease.key)
+        if lease.slot is not None:
+            lease.slot = slot_of(first.digest, lease.slot[SLOT_PREFIX:])
     return {each.queue for each in routes}
 
 

@@ -49,7 +49,9 @@ def _add_rows(callback: _AfterCommit, rows: Rows, settings: Settings) -> None:
     if hot_queues.of(callback.connection.alias) is not None:
         room = max(settings.HOT_QUEUE_CAPACITY - len(callback.offers), 0)
         callback.queues |= {each.queue for row in rows for each in routes_of_new(row[0])}
-    hot = [row for row in rows if row[0].key is None and not row[0].is_delayed][:room]
+    # What waits for its time, stream or slot is claimed from the table.
+    hot = [row for row in rows if row[0].key is None and not row[0].is_delayed]
+    hot = [row for row in hot if row[0].coalesce is None][:room]
     if hot:
         loads = hooks.serializer().loads
         callback.offers += [event.as_delivered(text, loads) for event, text, _ in hot]

@@ -57,6 +57,7 @@ def write(
     deliver_after: float | timedelta = ABSENT,  # type: ignore[assignment]
     unique_key: str | None = None,
     on_duplicate: Literal["raise", "ignore"] = "raise",
+    coalesce: Any = None,
     using: str | None = None,
 ) -> str | None:
     """Write one event in the current transaction; return its id, or None if a hook suppressed it.
@@ -76,6 +77,8 @@ def write(
     - ``deliver_after``: seconds or a timedelta that have to pass before the delivery.
     - ``unique_key``: rejects a second event with the same unique key.
     - ``on_duplicate``: ``"ignore"``: return the id of the existing event instead of raising.
+    - ``coalesce``: a str, int or UUID: of the pending deliveries of each listener that have it,
+      the newest runs when the first is due, and the others end. Not with a ``key``.
     - ``using``: the database alias; default: the one that the router chooses for ``OutboxEvent``.
 
     Raises ``NoActiveTransaction`` outside ``atomic()`` on that alias, and ``InvalidEvent`` (or its
@@ -105,6 +108,7 @@ def write(
             "available_at": available_at,
             "deliver_after": deliver_after,
             "unique_key": unique_key,
+            "coalesce": coalesce,
         },
     )
     ids = _write([event], using, on_duplicate)
@@ -233,9 +237,11 @@ def _compares() -> bool:
 
 
 def _with_stream_key(event: Event) -> Event:
-    """Set the key of an event without one in MODE "ordered", unless it is delayed."""
+    """Set the key of an event without one in MODE "ordered", unless it is delayed or in a slot."""
     settings = current()
     if settings.MODE != "ordered" or event.key is not None or event.is_delayed:
+        return event
+    if event.coalesce is not None:
         return event
     if settings.ORDERING == "global":
         return event.copy_with(key=GLOBAL)
@@ -246,7 +252,7 @@ def _texts(row: Row) -> Iterator[str]:
     """Yield the texts of an event that are stored."""
     event, *texts = row
     texts += [event.event_type, event.aggregate_type, event.event_id]
-    texts += [event.aggregate_id, event.tenant_id, event.key, event.unique_key]
+    texts += [event.aggregate_id, event.tenant_id, event.key, event.unique_key, event.coalesce]
     return filter(None, texts)
 
 

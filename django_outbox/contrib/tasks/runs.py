@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from ...delivery.decide import clean
+from ...listeners.outcomes import COALESCED
 
 MAX_ERRORS = 20  # failed runs whose tracebacks are kept
 MAX_TRACEBACK = 4000  # characters of a traceback that are kept, from its end
@@ -56,4 +57,4 @@ class Runs(msgspec.Struct):
 
 
 def runs_of(text: str | None) -> Runs:
-    return msgspec.json.decode(text or "{}", type=Runs)
+    return msgspec.json.decode("{}" if text in (None, COALESCED) else text, type=Runs)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from .inspection import Inspection
 from .routes import Routing
+from .slots import Slots
 from .streams import StreamLeases
 from .upkeep import Upkeep
 
 
-class Dialect(Routing, StreamLeases, Upkeep, Inspection):
+class Dialect(Routing, Slots, StreamLeases, Upkeep, Inspection):
     """Every operation on the tables, in the SQL of one database."""

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ...events import Event, stream_of
+from ...events import Event, slot_of, stream_of
 from ...listeners.queues import UNROUTED, Route, receipt_of, routes_of_new, row_id
 from ...queue_settings import DEFAULT_QUEUE
 from ..values import SQL, to_database, to_text
@@ -52,7 +52,7 @@ class Shape(NamedTuple):
 
     given: tuple[bool, ...]  # of the columns ``GIVEN``: which have a parameter
     due: str  # the SQL of its due time
-    seq: str | None  # that of its place in the order of its key; None: it has no key
+    seq: str | None  # that of its place in the order of its key or slot; None: it has neither
     in_stream: bool  # it is due by its stream
     is_delayed: bool
 
@@ -90,18 +90,23 @@ class Inserting(SequenceNumbers):
         """
         keyed = [event for event, _, _ in rows if event.key is not None]
         if not keyed:
-            return ("", []), [NULL] * len(rows)
+            return ("", []), [self._seq_of(*each) for each in enumerate(rows)]
         taken = self.number(connection, own_places(keyed))
         self.touch(connection, lane_places(keyed))
         seqs: list[SQL] = []
-        for event, _, _ in reversed(rows):
+        for place, row in reversed([*enumerate(rows)]):
+            event = row[0]
             if event.key is None:
-                seqs.append(NULL)
+                seqs.append(self._seq_of(place, row))
             else:
                 stream = stream_of("", event.key)
                 seqs.append(("%s", [taken[stream]]))
                 taken[stream] -= 1
         return ("", []), seqs[::-1]
+
+    def _seq_of(self, place: int, row: Written) -> SQL:
+        """Return the seq of an event without a key: in a slot, the clock and its place here."""
+        return NULL if row[0].coalesce is None else (f"{self.now_micros} + %s", [place])
 
     def _insert_of(self, connection: BaseDatabaseWrapper, rows: Sequence[New]) -> SQL:
         shapes, params = [], []
@@ -139,15 +144,15 @@ class Inserting(SequenceNumbers):
             event.tenant_id,
             event.unique_key if is_first else None,
             event.key,
-            None if event.key is None else stream_of(route.lane, event.key),
+            _stream_of(event, route),
             None if route.queue == DEFAULT_QUEUE else route.queue,
         )
         due, due_params = self._due_time(connection, event)
-        is_keyed, in_stream = event.key is not None, event.key is not None and route != UNROUTED
+        in_stream = event.key is not None and route != UNROUTED
         shape = Shape(
             tuple([each is not None for each in given]),
             due,
-            seq[0] if is_keyed else None,
+            None if seq is NULL else seq[0],
             in_stream,
             event.is_delayed,
         )
@@ -173,6 +178,12 @@ class Inserting(SequenceNumbers):
         if event.available_at is not None:
             return "%s", [to_database(event.available_at, connection)]
         return (self.now, []) if event._delay is None else (self.now_plus, [event._delay])
+
+
+def _stream_of(event: Event, route: Route) -> str | None:
+    if event.key is not None:
+        return stream_of(route.lane, event.key)
+    return None if event.coalesce is None else slot_of(route.digest, event.coalesce)
 
 
 @lru_cache(maxsize=256)

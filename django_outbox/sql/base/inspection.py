@@ -209,15 +209,20 @@ class Inspection(EventLeases):
         return [f"status IN ({', '.join(str(int(each)) for each in statuses)}) AND {INDEXED}"]
 
     def _for_each_stream(
-        self, connection: BaseDatabaseWrapper, streams: Sequence[str], selects: Sequence[str]
+        self,
+        connection: BaseDatabaseWrapper,
+        streams: Sequence[str],
+        selects: Sequence[str],
+        *further: Any,
     ) -> Iterator[tuple[Any, ...]]:
+        """Yield the rows of each SELECT for each stream; its parameters are it and ``further``."""
         at_once = max(TOGETHER // len(selects), 1)
         for start in range(0, len(streams), at_once):
             some = streams[start : start + at_once]
             with connection.cursor() as cursor:
                 cursor.execute(
                     " UNION ALL ".join([*selects] * len(some)),
-                    [stream for stream in some for _ in selects],
+                    [each for stream in some for _ in selects for each in (stream, *further)],
                 )
                 yield from cursor.fetchall()
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from ...events import SLOT_PREFIX, slot_of
 from ...listeners.queues import Route
 from ..values import LeaseKind, Leases
 from .settle import Settling
@@ -36,7 +37,6 @@ class Routing(Settling):
         Those with a key are not leased afterwards: they are due by their streams.
         """
         held, params = self._held(connection, me, leases, kind)
-        stream = f"CASE WHEN {self.key} IS NOT NULL THEN {self.joined.format('%s', self.key)} END"
         unkeyed = ", ".join(
             f"{each} = CASE WHEN {self.key} IS NULL THEN {each} END"
             for each in ("available_at", "locked_by", "locked_at")
@@ -44,9 +44,9 @@ class Routing(Settling):
         return self._run(
             connection,
             f"""UPDATE {self._event_by_id(connection)} SET
-                listener = %s, routes = %s, queue = %s, stream = {stream}, {unkeyed}
+                listener = %s, routes = %s, queue = %s, stream = {self._place}, {unkeyed}
             WHERE listener IS NULL AND {held}""",
-            [route.title, receipt, route.queue, f"{route.lane}:", *params],
+            [route.title, receipt, route.queue, *_places(route), *params],
         )
 
     def add_rows(
@@ -64,15 +64,24 @@ class Routing(Settling):
             f"""INSERT INTO {table} (id, listener, routes, queue, stream, first_due_at,
                 available_at, deliver_at, status, attempts, rescues, {copied})
             SELECT {joined.format("event_id", "%s")}, %s, %s, %s,
-                CASE WHEN {key} IS NOT NULL THEN {joined.format("%s", key)} END, {self.now},
+                {self._place}, {self.now},
                 CASE WHEN {key} IS NULL THEN {self.now} END,
                 CASE WHEN {key} IS NULL THEN deliver_at END, 0, 0, 0, {copied}
             FROM {table} WHERE {one_of} AND routes = %s{self.skip_known}""",
             [
-                *(f".{route.digest}", route.title, receipt, route.queue, f"{route.lane}:"),
+                *(f".{route.digest}", route.title, receipt, route.queue, *_places(route)),
                 *given,
                 receipt,
             ],
+        )
+
+    @property
+    def _place(self) -> str:
+        """The SQL of a routed row's stream or slot; its parameters are ``_places``."""
+        name = f"SUBSTR(stream, {SLOT_PREFIX + 1})"
+        return (
+            f"CASE WHEN {self.key} IS NOT NULL THEN {self.joined.format('%s', self.key)} "
+            f"WHEN stream IS NOT NULL THEN {self.joined.format('%s', name)} END"
         )
 
     def lock_event(self, connection: BaseDatabaseWrapper, event_id: str) -> dict[str, str]:
@@ -92,3 +101,8 @@ class Routing(Settling):
         one_of, given = self._one_of(ids)
         sql = f"UPDATE {self._event_by_id(connection)} SET routes = %s WHERE {one_of}"
         self._run(connection, sql, [receipt, *given])
+
+
+def _places(route: Route) -> tuple[str, str]:
+    """Return what comes before a key and before the name of a slot in a route's rows."""
+    return f"{route.lane}:", slot_of(route.digest, "")

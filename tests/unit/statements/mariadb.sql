@@ -2,7 +2,7 @@
 
 (SELECT `id`, `attempts`, `rescues`, `listener`, `routes`, `queue`, `history`, `occurred_at`, `created_at`,
           `deliver_at`, `first_due_at`, `event_id`, `event_type`, `aggregate_type`, `aggregate_id`, `tenant_id`,
-          `payload`, `headers`, `unique_key`, `key`, available_at, locked_by, UTC_TIMESTAMP(6)
+          `payload`, `headers`, `unique_key`, `key`, `stream`, available_at, locked_by, UTC_TIMESTAMP(6)
    FROM `outbox_event`
    FORCE INDEX (outbox_event_queue_cdb4ee2a)
    WHERE queue = %s
@@ -16,7 +16,7 @@
 UNION ALL
   (SELECT `id`, `attempts`, `rescues`, `listener`, `routes`, `queue`, `history`, `occurred_at`, `created_at`,
           `deliver_at`, `first_due_at`, `event_id`, `event_type`, `aggregate_type`, `aggregate_id`, `tenant_id`,
-          `payload`, `headers`, `unique_key`, `key`, available_at, locked_by, UTC_TIMESTAMP(6)
+          `payload`, `headers`, `unique_key`, `key`, `stream`, available_at, locked_by, UTC_TIMESTAMP(6)
    FROM `outbox_event`
    FORCE INDEX (outbox_event_queue_cdb4ee2a)
    WHERE queue = %s
@@ -48,7 +48,7 @@ WHERE id IN (%s, %s)
 
 SELECT `id`, `attempts`, `rescues`, `listener`, `routes`, `queue`, `history`, `occurred_at`, `created_at`,
        `deliver_at`, `first_due_at`, `event_id`, `event_type`, `aggregate_type`, `aggregate_id`, `tenant_id`, `payload`,
-       `headers`, `unique_key`, `key`, available_at, locked_by, UTC_TIMESTAMP(6)
+       `headers`, `unique_key`, `key`, `stream`, available_at, locked_by, UTC_TIMESTAMP(6)
 FROM `outbox_event`
 FORCE INDEX (outbox_event_queue_cdb4ee2a)
 WHERE queue = %s
@@ -79,7 +79,7 @@ WHERE id IN (%s, %s)
 
 SELECT `id`, `attempts`, `rescues`, `listener`, `routes`, `queue`, `history`, `occurred_at`, `created_at`,
        `deliver_at`, `first_due_at`, `event_id`, `event_type`, `aggregate_type`, `aggregate_id`, `tenant_id`, `payload`,
-       `headers`, `unique_key`, `key`, available_at, locked_by, UTC_TIMESTAMP(6)
+       `headers`, `unique_key`, `key`, `stream`, available_at, locked_by, UTC_TIMESTAMP(6)
 FROM `outbox_event`
 FORCE INDEX (outbox_event_queue_cdb4ee2a)
 WHERE queue = %s
@@ -590,6 +590,10 @@ FORCE INDEX (PRIMARY)
 SET listener = %s, routes = %s, queue = %s, stream = CASE
                                                          WHEN `key` IS NOT NULL THEN CONCAT(%s,
                                                                                        `key`)
+                                                         WHEN stream IS NOT NULL THEN CONCAT(%s,
+
+                                                                                        SUBSTR(stream,
+                                                                                          15))
                                                      END, available_at = CASE
                                                                              WHEN `key` IS NULL THEN available_at
                                                                          END, locked_by = CASE
@@ -613,13 +617,16 @@ INSERT INTO `outbox_event` (id,
                listener, routes, queue, stream, first_due_at, available_at, deliver_at, status, attempts,
                rescues, event_id, event_type, aggregate_type, aggregate_id, tenant_id, payload, headers, occurred_at,
                created_at, `key`, seq)
-SELECT CONCAT(event_id, %s), %s, %s, %s, CASE WHEN `key` IS NOT NULL THEN CONCAT(%s,
-                                                                            `key`)
-                                         END, UTC_TIMESTAMP(6),
-       CASE WHEN `key` IS NULL THEN UTC_TIMESTAMP(6)
-       END, CASE WHEN `key` IS NULL THEN deliver_at
-            END, 0, 0, 0, event_id, event_type, aggregate_type,
-       aggregate_id, tenant_id, payload, headers, occurred_at, created_at, `key`, seq
+SELECT CONCAT(event_id, %s), %s, %s, %s,
+       CASE WHEN `key` IS NOT NULL THEN CONCAT(%s, `key`) WHEN stream IS NOT NULL THEN CONCAT(%s,
+
+                                                                                         SUBSTR(stream,
+                                                                                           15))
+       END, UTC_TIMESTAMP(6), CASE WHEN `key` IS NULL THEN UTC_TIMESTAMP(6)
+                              END,
+       CASE WHEN `key` IS NULL THEN deliver_at
+       END, 0, 0, 0, event_id, event_type, aggregate_type, aggregate_id, tenant_id, payload, headers, occurred_at,
+       created_at, `key`, seq
 FROM `outbox_event`
 WHERE id IN (%s, %s)
   AND routes = %s ON DUPLICATE KEY
@@ -686,6 +693,112 @@ WHERE id IN (%s, %s)
        AND owned.locked_by = %s
        AND owned.locked_at IN (%s))
   AND rescues > 0;
+
+-- read what is pending in slots
+
+SELECT *
+FROM
+  (SELECT stream, seq, id, locked_by
+   FROM `outbox_event`
+   FORCE INDEX (outbox_event_stream_cdb4ee2a)
+   WHERE stream = %s
+     AND status = 0
+     AND ((locked_by IS NULL
+           AND locked_at IS NULL
+           AND rescues < 2)
+          OR locked_by = %s)
+   ORDER BY seq DESC, id DESC
+   LIMIT 1000) slot
+UNION ALL
+SELECT *
+FROM
+  (SELECT stream, seq, id, locked_by
+   FROM `outbox_event`
+   FORCE INDEX (outbox_event_stream_cdb4ee2a)
+   WHERE stream = %s
+     AND status = 2
+     AND ((locked_by IS NULL
+           AND locked_at IS NULL
+           AND rescues < 2)
+          OR locked_by = %s)
+   ORDER BY seq DESC, id DESC
+   LIMIT 1000) slot
+UNION ALL
+SELECT *
+FROM
+  (SELECT stream, seq, id, locked_by
+   FROM `outbox_event`
+   FORCE INDEX (outbox_event_stream_cdb4ee2a)
+   WHERE stream = %s
+     AND status = 0
+     AND ((locked_by IS NULL
+           AND locked_at IS NULL
+           AND rescues < 2)
+          OR locked_by = %s)
+   ORDER BY seq DESC, id DESC
+   LIMIT 1000) slot
+UNION ALL
+SELECT *
+FROM
+  (SELECT stream, seq, id, locked_by
+   FROM `outbox_event`
+   FORCE INDEX (outbox_event_stream_cdb4ee2a)
+   WHERE stream = %s
+     AND status = 2
+     AND ((locked_by IS NULL
+           AND locked_at IS NULL
+           AND rescues < 2)
+          OR locked_by = %s)
+   ORDER BY seq DESC, id DESC
+   LIMIT 1000) slot;
+
+-- lease the newest of slots
+
+UPDATE
+  (SELECT id
+   FROM `outbox_event` e
+   FORCE INDEX (PRIMARY)
+   WHERE id IN (%s, %s)
+     AND status IN (0, 2)
+     AND (locked_by IS NULL
+          AND locked_at IS NULL
+          AND rescues < 2)
+   LIMIT %s
+   FOR UPDATE SKIP LOCKED) unlocked
+STRAIGHT_JOIN `outbox_event` e
+FORCE INDEX (PRIMARY) ON e.id = unlocked.id
+SET rescues = CASE WHEN rescues < %s THEN %s ELSE rescues
+              END, locked_by = %s, locked_at = %s, available_at = UTC_TIMESTAMP(6) + INTERVAL %s SECOND;
+
+SELECT id, attempts, rescues, listener, routes, queue, history, occurred_at, created_at, deliver_at,
+       first_due_at, event_id, event_type, aggregate_type, aggregate_id, tenant_id, payload, headers, unique_key, `key`,
+       stream
+FROM `outbox_event` e
+FORCE INDEX (PRIMARY)
+WHERE id IN (%s, %s)
+  AND e.status IN (0, 2)
+  AND e.locked_by = %s
+  AND e.locked_at IN (%s);
+
+-- end what is coalesced
+
+UPDATE
+  (SELECT id
+   FROM `outbox_event` e
+   FORCE INDEX (PRIMARY)
+   WHERE id IN (%s, %s)
+     AND status IN (0, 2)
+     AND ((locked_by IS NULL
+           AND locked_at IS NULL
+           AND rescues < 2)
+          OR (locked_by = %s
+              AND locked_at = %s))
+   LIMIT %s
+   FOR UPDATE SKIP LOCKED) unlocked
+STRAIGHT_JOIN `outbox_event` e
+FORCE INDEX (PRIMARY) ON e.id = unlocked.id
+SET status = 1, done_at = UTC_TIMESTAMP(6), available_at = NULL, result = %s, locked_by = NULL,
+                                                                          locked_at = NULL;
 
 -- find lost workers' events
 

@@ -42,6 +42,7 @@ WHERE e.id = before.id RETURNING e.id, e.attempts, e.rescues, e.listener, e.rout
                                                                                                                                                                         e.headers,
                                                                                                                                                                         e.unique_key,
                                                                                                                                                                         e.key,
+                                                                                                                                                                        e.stream,
                                                                                                                                                                         before.available_at AT TIME ZONE 'UTC', before.locked_by,
                                                                                                                                                                                                                 e.locked_at AT TIME ZONE 'UTC';
 
@@ -89,6 +90,7 @@ WHERE e.id = before.id RETURNING e.id, e.attempts, e.rescues, e.listener, e.rout
                                                                                                                                                                         e.headers,
                                                                                                                                                                         e.unique_key,
                                                                                                                                                                         e.key,
+                                                                                                                                                                        e.stream,
                                                                                                                                                                         before.available_at AT TIME ZONE 'UTC', before.locked_by,
                                                                                                                                                                                                                 e.locked_at AT TIME ZONE 'UTC';
 
@@ -553,6 +555,8 @@ WHERE e.id = v.id
 
 UPDATE "outbox_event" AS e
 SET listener = %s, routes = %s, queue = %s, stream = CASE WHEN key IS NOT NULL THEN %s || key
+                                                         WHEN stream IS NOT NULL THEN %s || SUBSTR(stream,
+                                                                                              15)
                                                      END, available_at = CASE
                                                                              WHEN key IS NULL THEN available_at
                                                                          END, locked_by = CASE
@@ -576,12 +580,14 @@ WHERE listener IS NULL
 INSERT INTO "outbox_event" (id, listener, routes, queue, stream, first_due_at, available_at, deliver_at,
                             status, attempts, rescues, event_id, event_type, aggregate_type, aggregate_id,
                             tenant_id, payload, headers, occurred_at, created_at, key, seq)
-SELECT event_id || %s, %s, %s, %s, CASE WHEN key IS NOT NULL THEN %s || key
-                                   END, statement_timestamp(),
-       CASE WHEN key IS NULL THEN statement_timestamp()
-       END, CASE WHEN key IS NULL THEN deliver_at
-            END, 0, 0, 0, event_id, event_type, aggregate_type,
-       aggregate_id, tenant_id, payload, headers, occurred_at, created_at, key, seq
+SELECT event_id || %s, %s, %s, %s,
+       CASE WHEN key IS NOT NULL THEN %s || key WHEN stream IS NOT NULL THEN %s || SUBSTR(stream,
+                                                                                     15)
+       END, statement_timestamp(), CASE WHEN key IS NULL THEN statement_timestamp()
+                                   END,
+       CASE WHEN key IS NULL THEN deliver_at
+       END, 0, 0, 0, event_id, event_type, aggregate_type, aggregate_id, tenant_id, payload, headers, occurred_at,
+       created_at, key, seq
 FROM "outbox_event"
 WHERE id = ANY(%s)
   AND routes = %s ON CONFLICT (id) DO NOTHING;
@@ -642,6 +648,91 @@ WHERE id = ANY(%s)
        AND owned.locked_at = ANY(%s::timestamptz[])
        OFFSET 0)
   AND rescues > 0;
+
+-- read what is pending in slots
+
+SELECT *
+FROM
+  (SELECT stream, seq, id, locked_by
+   FROM "outbox_event"
+   WHERE stream = %s
+     AND status IN (0, 2)
+     AND status IN (0, 2, 3)
+     AND ((locked_by IS NULL
+           AND locked_at IS NULL
+           AND rescues < 2)
+          OR locked_by = %s)
+   ORDER BY seq DESC, id DESC
+   LIMIT 1000) slot
+UNION ALL
+SELECT *
+FROM
+  (SELECT stream, seq, id, locked_by
+   FROM "outbox_event"
+   WHERE stream = %s
+     AND status IN (0, 2)
+     AND status IN (0, 2, 3)
+     AND ((locked_by IS NULL
+           AND locked_at IS NULL
+           AND rescues < 2)
+          OR locked_by = %s)
+   ORDER BY seq DESC, id DESC
+   LIMIT 1000) slot;
+
+-- lease the newest of slots
+
+WITH unlocked AS MATERIALIZED
+  (SELECT id
+   FROM "outbox_event" e
+   WHERE id = ANY(%s)
+     AND status IN (0, 2)
+     AND (locked_by IS NULL
+          AND locked_at IS NULL
+          AND rescues < 2)
+     FOR
+     UPDATE SKIP LOCKED)
+UPDATE "outbox_event" e
+SET rescues = CASE WHEN rescues < %s THEN %s ELSE rescues
+              END, locked_by = %s, locked_at = %s,
+              available_at = statement_timestamp() + %s * interval '1 second'
+FROM unlocked
+WHERE e.id = unlocked.id;
+
+SELECT id, attempts, rescues, listener, routes, queue, history, occurred_at AT TIME ZONE 'UTC', created_at AT TIME ZONE 'UTC', deliver_at AT TIME ZONE 'UTC', first_due_at AT TIME ZONE 'UTC', event_id,
+                                                                                                                                                                                               event_type,
+                                                                                                                                                                                               aggregate_type,
+                                                                                                                                                                                               aggregate_id,
+                                                                                                                                                                                               tenant_id,
+                                                                                                                                                                                               payload,
+                                                                                                                                                                                               headers,
+                                                                                                                                                                                               unique_key,
+                                                                                                                                                                                               key,
+                                                                                                                                                                                               stream
+FROM "outbox_event" AS e
+WHERE id = ANY(%s)
+  AND e.status IN (0, 2)
+  AND e.locked_by = %s
+  AND e.locked_at = ANY(%s::timestamptz[]);
+
+-- end what is coalesced
+
+WITH unlocked AS MATERIALIZED
+  (SELECT id
+   FROM "outbox_event" e
+   WHERE id = ANY(%s)
+     AND status IN (0, 2)
+     AND ((locked_by IS NULL
+           AND locked_at IS NULL
+           AND rescues < 2)
+          OR (locked_by = %s
+              AND locked_at = %s))
+     FOR
+     UPDATE SKIP LOCKED)
+UPDATE "outbox_event" e
+SET status = 1, done_at = statement_timestamp(), available_at = NULL, result = %s, locked_by = NULL,
+                                                                               locked_at = NULL
+FROM unlocked
+WHERE e.id = unlocked.id;
 
 -- find lost workers' events
 

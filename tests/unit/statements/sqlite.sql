@@ -11,11 +11,12 @@ FROM
                                                                                                             payload,
                                                                                                             headers,
                                                                                                             unique_key,
-                                                                                                            key, +available_at AS due_at,
-                                                                                                                  locked_by,
-                                                                                                                  strftime('%%Y-%%m-%%d %%H:%%M:%%f000',
+                                                                                                            key,
+                                                                                                            stream, +available_at AS due_at,
+                                                                                                                     locked_by,
+                                                                                                                     strftime('%%Y-%%m-%%d %%H:%%M:%%f000',
 
-                                                                                                                    'now')
+                                                                                                                       'now')
    FROM "outbox_event"
    WHERE queue = %s
      AND available_at >= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now', %s || ' seconds')
@@ -37,11 +38,12 @@ FROM
                                                                                                             payload,
                                                                                                             headers,
                                                                                                             unique_key,
-                                                                                                            key, +available_at AS due_at,
-                                                                                                                  locked_by,
-                                                                                                                  strftime('%%Y-%%m-%%d %%H:%%M:%%f000',
+                                                                                                            key,
+                                                                                                            stream, +available_at AS due_at,
+                                                                                                                     locked_by,
+                                                                                                                     strftime('%%Y-%%m-%%d %%H:%%M:%%f000',
 
-                                                                                                                    'now')
+                                                                                                                       'now')
    FROM "outbox_event"
    WHERE queue = %s
      AND available_at <= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')
@@ -81,11 +83,12 @@ SELECT id, attempts, rescues, listener, routes, queue, history, +occurred_at, +c
                                                                                                          payload,
                                                                                                          headers,
                                                                                                          unique_key,
-                                                                                                         key, +available_at AS due_at,
-                                                                                                               locked_by,
-                                                                                                               strftime('%%Y-%%m-%%d %%H:%%M:%%f000',
+                                                                                                         key,
+                                                                                                         stream, +available_at AS due_at,
+                                                                                                                  locked_by,
+                                                                                                                  strftime('%%Y-%%m-%%d %%H:%%M:%%f000',
 
-                                                                                                                 'now')
+                                                                                                                    'now')
 FROM "outbox_event"
 WHERE queue = %s
   AND available_at >= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now', %s || ' seconds')
@@ -124,11 +127,12 @@ SELECT id, attempts, rescues, listener, routes, queue, history, +occurred_at, +c
                                                                                                          payload,
                                                                                                          headers,
                                                                                                          unique_key,
-                                                                                                         key, +available_at AS due_at,
-                                                                                                               locked_by,
-                                                                                                               strftime('%%Y-%%m-%%d %%H:%%M:%%f000',
+                                                                                                         key,
+                                                                                                         stream, +available_at AS due_at,
+                                                                                                                  locked_by,
+                                                                                                                  strftime('%%Y-%%m-%%d %%H:%%M:%%f000',
 
-                                                                                                                 'now')
+                                                                                                                    'now')
 FROM "outbox_event"
 WHERE queue = %s
   AND available_at >= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now', %s || ' seconds')
@@ -539,6 +543,8 @@ WHERE e.id = v.id
 
 UPDATE "outbox_event" AS e
 SET listener = %s, routes = %s, queue = %s, stream = CASE WHEN key IS NOT NULL THEN %s || key
+                                                         WHEN stream IS NOT NULL THEN %s || SUBSTR(stream,
+                                                                                              15)
                                                      END, available_at = CASE
                                                                              WHEN key IS NULL THEN available_at
                                                                          END, locked_by = CASE
@@ -561,15 +567,14 @@ WHERE listener IS NULL
 INSERT INTO "outbox_event" (id, listener, routes, queue, stream, first_due_at, available_at, deliver_at,
                             status, attempts, rescues, event_id, event_type, aggregate_type, aggregate_id,
                             tenant_id, payload, headers, occurred_at, created_at, key, seq)
-SELECT event_id || %s, %s, %s, %s, CASE WHEN key IS NOT NULL THEN %s || key
-                                   END,
-       strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now'), CASE
-                                                          WHEN key IS NULL THEN strftime('%%Y-%%m-%%d %%H:%%M:%%f000',
-                                                                                  'now')
-                                                      END,
-       CASE WHEN key IS NULL THEN deliver_at
-       END, 0, 0, 0, event_id, event_type, aggregate_type, aggregate_id, tenant_id, payload, headers, occurred_at,
-       created_at, key, seq
+SELECT event_id || %s, %s, %s, %s,
+       CASE WHEN key IS NOT NULL THEN %s || key WHEN stream IS NOT NULL THEN %s || SUBSTR(stream,
+                                                                                     15)
+       END, strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now'),
+       CASE WHEN key IS NULL THEN strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')
+       END, CASE WHEN key IS NULL THEN deliver_at
+            END, 0, 0, 0, event_id, event_type, aggregate_type,
+       aggregate_id, tenant_id, payload, headers, occurred_at, created_at, key, seq
 FROM "outbox_event"
 WHERE id IN (%s, %s)
   AND routes = %s ON CONFLICT (id) DO NOTHING;
@@ -626,6 +631,71 @@ WHERE id IN (%s, %s)
        AND owned.locked_by = %s
        AND owned.locked_at IN (%s))
   AND rescues > 0;
+
+-- read what is pending in slots
+
+SELECT *
+FROM
+  (SELECT stream, seq, id, locked_by
+   FROM "outbox_event"
+   WHERE stream = %s
+     AND status IN (0, 2)
+     AND status IN (0, 2, 3)
+     AND ((locked_by IS NULL
+           AND locked_at IS NULL
+           AND rescues < 2)
+          OR locked_by = %s)
+   ORDER BY seq DESC, id DESC
+   LIMIT 1000) slot
+UNION ALL
+SELECT *
+FROM
+  (SELECT stream, seq, id, locked_by
+   FROM "outbox_event"
+   WHERE stream = %s
+     AND status IN (0, 2)
+     AND status IN (0, 2, 3)
+     AND ((locked_by IS NULL
+           AND locked_at IS NULL
+           AND rescues < 2)
+          OR locked_by = %s)
+   ORDER BY seq DESC, id DESC
+   LIMIT 1000) slot;
+
+-- lease the newest of slots
+
+UPDATE "outbox_event" AS e
+SET rescues = CASE WHEN rescues < %s THEN %s ELSE rescues
+              END, locked_by = %s, locked_at = %s,
+              available_at = strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now', %s || ' seconds')
+WHERE id IN (%s, %s)
+  AND status IN (0, 2)
+  AND (locked_by IS NULL
+       AND locked_at IS NULL
+       AND rescues < 2);
+
+SELECT id, attempts, rescues, listener, routes, queue, history, occurred_at, created_at, deliver_at,
+       first_due_at, event_id, event_type, aggregate_type, aggregate_id, tenant_id, payload, headers, unique_key, key,
+       stream
+FROM "outbox_event" AS e
+WHERE id IN (%s, %s)
+  AND e.status IN (0, 2)
+  AND e.locked_by = %s
+  AND e.locked_at IN (%s);
+
+-- end what is coalesced
+
+UPDATE "outbox_event" AS e
+SET status = 1, done_at = strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now'), available_at = NULL, result = %s,
+                                                                                                       locked_by = NULL,
+                                                                                                       locked_at = NULL
+WHERE id IN (%s, %s)
+  AND status IN (0, 2)
+  AND ((locked_by IS NULL
+        AND locked_at IS NULL
+        AND rescues < 2)
+       OR (locked_by = %s
+           AND locked_at = %s));
 
 -- find lost workers' events
 
