@@ -235,7 +235,7 @@ CHAPTERS: dict[str, list[Entry]] = {
             signature="",
             methods=tuple(
                 "of_event with_ids pending due leased scheduled retrying done dead expired replay "
-                "replay_batches discard discard_batches run_now skip release purge "
+                "replay_batches deliver_to discard discard_batches run_now skip release purge "
                 "counts_by_status oldest_pending_age".split()
             ),
             see="[Replay dead events](../how-to/replay-dead-events.md)",

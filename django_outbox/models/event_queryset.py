@@ -8,12 +8,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from django.db import models
-from django.db.models import Exists, OuterRef, Q, Value
-from django.db.models.functions import Coalesce, Concat, Substr
+from django.db.models import Exists, OuterRef, Q
 
 from ..conf import Settings, current
 from ..listeners.outcomes import UNSETTLED, Status
 from ..signals import announce, events_discarded, events_purged, events_replayed
+from .deliver_to import deliver_parts, registered
 from .fields import DatabaseNow, IsDead, IsIndexed, IsRescued, age
 from .pause_queryset import LEASED, POSTPONED, paused_condition
 from .queryset import TableQuerySet
@@ -23,8 +23,8 @@ from .replay import (
     Spacing,
     change_waiting,
     due_at,
-    in_free_streams,
     in_streams,
+    mark_dead,
     replay_rows,
 )
 from .retention import batches, expired_condition
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from .stream_queryset import StreamQuerySet
 
 CLAIM_ORDER: Final = ("available_at", "id")  # as in the index of due events
-SKIPPED: Final = "Skipped: its followers may go on."
 IDS_PER_QUERY: Final = 100  # SQLite nests conditions at most 1000 deep
 
 
@@ -142,6 +141,18 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
         spacing = Spacing(rate) if isinstance(rate, str) else rate
         return (batch._replay_dead(by, spacing) for batch in self.dead_batches(size=size))
 
+    def deliver_to(self, title: str, *, rate: str | None = None) -> int:
+        """Deliver these events to a listener that was added later; return how many deliveries.
+
+        ``title`` is the title of a listener in your code. It gets the events of its types that it
+        was not given before, whatever their state, and no other listener is called. They are due
+        at once, or at a ``rate`` as in ``replay``; those with a key in their order. Each part
+        commits by itself, and repeating the call inserts nothing twice. Raises ``ValueError`` for
+        another title or rate.
+        """
+        spacing = None if rate is None else Spacing(rate)
+        return sum(deliver_parts(self._updatable(), registered(title), spacing))
+
     def discard(self) -> int:
         """Delete the dead events among these; return how many."""
         return sum(self.discard_batches())
@@ -186,7 +197,7 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
 
         They can be replayed. Events in a stream that a worker has leased are not changed.
         """
-        return in_streams(self._updatable().pending(), OutboxQuerySet._mark_dead)
+        return in_streams(self._updatable().pending(), mark_dead)
 
     def cancel(self) -> int:
         """Delete the pending events among these that no worker has leased; return how many."""
@@ -301,19 +312,6 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
         if count:
             announce(events_discarded, sender=self._write_alias(), count=count)
         return count
-
-    def _mark_dead(self) -> int:
-        return in_free_streams(self).update(
-            status=Status.DEAD,
-            done_at=DatabaseNow(),
-            deliver_at=None,
-            cause=SKIPPED,
-            last_error=Concat(
-                Value(f"{SKIPPED} "),
-                Substr(Coalesce("last_error", Value("")), 1, 3900),
-                output_field=models.TextField(),
-            ),
-        )
 
     def _names(self) -> list[str]:
         names = self.values_list("stream", flat=True).distinct()

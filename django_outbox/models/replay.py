@@ -8,8 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from django.db import transaction
-from django.db.models import Case, F, Q, Value, When
-from django.db.models.functions import Concat, Length, Substr
+from django.db.models import Case, F, Q, TextField, Value, When
+from django.db.models.functions import Coalesce, Concat, Length, Substr
 from django.dispatch import Signal
 
 from ..events import UNROUTED_LANE
@@ -28,6 +28,7 @@ _MARKED: Final = Q(stream__gte=UNROUTED_LANE, stream__lt=chr(ord(UNROUTED_LANE) 
 ALONE: Final = Q(stream=None) | _MARKED  # events that are due by themselves, not by a stream
 
 BY: Final = 255  # characters of who replayed
+SKIPPED: Final = "Skipped: its followers may go on."
 EVENTS_PER_STATEMENT: Final = 100  # events that get due times of their own in one statement
 
 
@@ -74,7 +75,7 @@ def replay_rows(rows: OutboxQuerySet, *, by: str, spacing: Spacing | None = None
         if spacing is not None:
             times = dict(zip(ids, spacing.take(len(ids), now), strict=True))
         replayed = Entry(at=now, kind="replayed", by=by[:BY])
-        for some, due in _due_times(ids, times):
+        for some, due in due_times(ids, times):
             _reset(rows.filter(pk__in=some), due, replayed)
     return len(ids)
 
@@ -84,7 +85,7 @@ def _locked(rows: OutboxQuerySet) -> OutboxQuerySet:
     return rows.select_for_update() if rows._connection().features.has_select_for_update else rows
 
 
-def _due_times(ids: list[str], times: Mapping[str, datetime]) -> Iterator[tuple[list[str], Any]]:
+def due_times(ids: list[str], times: Mapping[str, datetime]) -> Iterator[tuple[list[str], Any]]:
     """Yield some of the ids with the expression of their due times, until all are yielded."""
     if not times:
         yield ids, DatabaseNow()
@@ -140,6 +141,21 @@ def in_free_streams(rows: OutboxQuerySet) -> OutboxQuerySet:
     """Return those whose streams, which the transaction has locked, no worker has leased."""
     free = rows._streams(rows._names()).filter(locked_by=None).values_list("pk", flat=True)
     return rows.filter(stream__in=[*free])
+
+
+def mark_dead(rows: OutboxQuerySet) -> int:
+    """Give up pending events with a key whose streams no worker has leased."""
+    return in_free_streams(rows).update(
+        status=Status.DEAD,
+        done_at=DatabaseNow(),
+        deliver_at=None,
+        cause=SKIPPED,
+        last_error=Concat(
+            Value(f"{SKIPPED} "),
+            Substr(Coalesce("last_error", Value("")), 1, 3900),
+            output_field=TextField(),
+        ),
+    )
 
 
 def change_waiting(rows: OutboxQuerySet, change: Change, signal: Signal | None = None) -> int:

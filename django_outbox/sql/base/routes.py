@@ -8,7 +8,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...events import SLOT_PREFIX, slot_of
 from ...listeners.queues import Route
-from ..values import LeaseKind, Leases
+from ..values import LeaseKind, Leases, Row
 from .settle import Settling
 
 # What a further row has of the row that it is made from.
@@ -16,6 +16,8 @@ COPIED = (
     *("event_id", "event_type", "aggregate_type", "aggregate_id", "tenant_id", "payload"),
     *("headers", "occurred_at", "created_at", "key", "seq"),
 )
+
+IDS = 500  # per statement: below the limit of 999 parameters in old SQLite
 
 
 class Routing(Settling):
@@ -94,13 +96,30 @@ class Routing(Settling):
             )
             return {row_id: routes or "" for row_id, routes in cursor.fetchall()}
 
+    def lock_rows(
+        self, connection: BaseDatabaseWrapper, ids: Sequence[str]
+    ) -> list[tuple[str, str, str]]:
+        """Lock rows in the order of ``ids``; return the id, event id and receipt of each."""
+        found: list[Row] = []
+        for start in range(0, len(ids), IDS):
+            one_of, given = self._one_of(ids[start : start + IDS])
+            with connection.cursor() as cursor:
+                cursor.execute(
+                    f"""SELECT id, event_id, routes FROM {self._event_by_id(connection)}
+                    WHERE {one_of} ORDER BY id{self.row_lock}""",
+                    given,
+                )
+                found += cursor.fetchall()
+        return [(row_id, event_id, routes or "") for row_id, event_id, routes in found]
+
     def note_receipt(
         self, connection: BaseDatabaseWrapper, *, ids: Sequence[str], receipt: str
     ) -> None:
         """Write a receipt into locked rows."""
-        one_of, given = self._one_of(ids)
-        sql = f"UPDATE {self._event_by_id(connection)} SET routes = %s WHERE {one_of}"
-        self._run(connection, sql, [receipt, *given])
+        for start in range(0, len(ids), IDS):
+            one_of, given = self._one_of(ids[start : start + IDS])
+            sql = f"UPDATE {self._event_by_id(connection)} SET routes = %s WHERE {one_of}"
+            self._run(connection, sql, [receipt, *given])
 
 
 def _places(route: Route) -> tuple[str, str]:

@@ -50,9 +50,14 @@ class SequenceNumbers(Statements):
         for some in _parts(places):
             self._run(connection, *self._upsert(connection, some, due=due_of_followers()))
 
-    def wake_streams(self, connection: BaseDatabaseWrapper, streams: Sequence[str]) -> None:
-        """Give streams a new version and make them due, even if purged or waiting for a retry."""
-        for places in _parts([(stream, 1, DEFAULT_QUEUE) for stream in dict.fromkeys(streams)]):
+    def wake_streams(
+        self, connection: BaseDatabaseWrapper, streams: Sequence[str], *, queue: str = DEFAULT_QUEUE
+    ) -> None:
+        """Give streams a new version and make them due, even if purged or waiting for a retry.
+
+        ``queue`` is that of streams in which nothing was pending.
+        """
+        for places in _parts([(stream, 1, queue) for stream in dict.fromkeys(streams)]):
             self._run(connection, *self._upsert(connection, places, due=UNLESS_LEASED))
 
     def _number(self, connection: BaseDatabaseWrapper, places: Places) -> Mapping[str, int]:
