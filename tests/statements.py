@@ -160,6 +160,7 @@ def calls() -> dict[str, tuple[Callable[[Any, Any], object], list[list[tuple[Any
         ),
         "add rows": (named("add_rows", ids=["a", "b"], route=route, receipt="d1"), []),
         "lock an event": (named("lock_event", event_id="a"), []),
+        "lock rows": (named("lock_rows", ids=["a", "b"]), []),
         "note a receipt": (named("note_receipt", ids=["a"], receipt="d1"), []),
         "add to the history": (named("add_to_history", me="w", leases=LEASES, entry=entry), []),
         "count a start": (named("note_starts", me="w", leases=LEASES), []),

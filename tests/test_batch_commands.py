@@ -7,19 +7,21 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command, get_commands, load_command_class
-from django.db import OperationalError, transaction
+from django.db import OperationalError, connection, transaction
 
 from django_outbox.listeners.outcomes import Status
 from django_outbox.management import arguments
-from django_outbox.models import OutboxEvent, OutboxInbox, OutboxQuerySet, OutboxStream
+from django_outbox.models import OutboxEvent, OutboxInbox, OutboxQuerySet, OutboxStream, deliver_to
+from django_outbox.sql import dialect_of
 from tests.cases import cases
 from tests.samples import DOCS
-from tests.table import insert, keyed, now, row, statuses
+from tests.table import insert, keyed, listening, now, row, statuses
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -330,3 +332,99 @@ def test_no_command_has_every_database_asked_by_its_checks() -> None:
     assert len(names) == 6
     for name in names:
         assert load_command_class("django_outbox", name).get_check_kwargs({}) == {"databases": []}
+
+
+# -- a new listener --------------------------------------------------------------------------------
+
+LEDGER = "order.* ledger"
+
+
+@pytest.fixture
+def ledger() -> Iterator[None]:
+    with listening(lambda event: None, event_type="order.*", name="ledger"):
+        yield
+
+
+def stored(**columns: Any) -> str:
+    given = {"listener": "order.placed", "routes": "x" * 12, "status": DONE, **columns}
+    return insert(1, due=None, done_at=now(), **given)[0]
+
+
+def given_to_ledger() -> set[str]:
+    return {*OutboxEvent.objects.filter(listener=LEDGER).values_list("event_id", flat=True)}
+
+
+def test_a_new_listener_is_given_what_occurred_in_a_time(ledger: None) -> None:
+    hours = {n: now() - timedelta(hours=n) for n in range(1, 5)}
+    ids = {n: stored(occurred_at=each) for n, each in hours.items()}
+    stored(event_type="cart.filled", occurred_at=hours[2])
+    given = ("--new-listener", LEDGER, "--since", "3h30m", "--until", hours[1].isoformat())
+    assert replay(*given, "--dry-run") == "would insert 2"
+    assert given_to_ledger() == set()
+    assert replay(*given) == "inserted 2"
+    assert given_to_ledger() == {ids[2], ids[3]}
+    assert replay("--new-listener", LEDGER, "--all") == "inserted 2"
+    assert given_to_ledger() == {*ids.values()}
+
+
+def test_a_new_listener_is_given_events_slowly(ledger: None) -> None:
+    stored(tenant_id="north")
+    stored()
+    said = replay("--new-listener", LEDGER, "--tenant", "north", "--rate", "1/m")
+    due = OutboxEvent.objects.get(listener=LEDGER).available_at
+    assert due is not None
+    assert said == f"inserted 1; the last is due at {due.isoformat(' ', 'seconds')}"
+
+
+REFUSED: list[tuple[tuple[str, ...], str]] = [
+    ((), "ids, a filter, or --all"),
+    (("--all", "--since", "1h"), "--all"),
+    (("--since", "1h", "--until", "2h"), "--until"),
+    (("some-id",), "ids"),
+    (("--listener", "order.placed"), "--listener"),
+    (("--error", "KeyError"), "--error"),
+    (("--all", "--limit", "5"), "--limit"),
+    (("--all", "--by", "ada"), "--by"),
+]
+
+
+@cases(("arguments", "named"), REFUSED)
+def test_what_does_not_go_with_a_new_listener_is_refused(
+    ledger: None, arguments: tuple[str, ...], named: str
+) -> None:
+    stored()
+    with pytest.raises(CommandError, match=re.escape(named)):
+        replay("--new-listener", LEDGER, *arguments)
+    assert given_to_ledger() == set()
+
+
+def test_an_unknown_listener_is_refused_and_the_nearest_named(ledger: None) -> None:
+    with pytest.raises(CommandError, match=re.escape(repr(LEDGER))):
+        replay("--new-listener", "order.*:ledger", "--all")
+
+
+def test_a_time_that_ends_before_it_begins_is_refused_for_dead_events_too() -> None:
+    with pytest.raises(CommandError, match="--until"):
+        replay("--since", "1h", "--until", "2h")
+
+
+def test_what_an_interrupt_leaves_is_given_by_the_same_command(
+    ledger: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deliver_to, "PART", 2)
+    for _ in range(5):
+        stored()
+    dialect, parts = dialect_of(connection), iter([1])
+    lock_rows = dialect.lock_rows
+
+    def interrupted(*args: Any) -> Any:
+        if next(parts, None) is None:
+            raise KeyboardInterrupt
+        return lock_rows(*args)
+
+    monkeypatch.setattr(dialect, "lock_rows", interrupted)
+    with pytest.raises(CommandError, match="inserted 2, interrupted") as raised:
+        replay("--new-listener", LEDGER, "--all")
+    assert raised.value.returncode == 130
+    monkeypatch.undo()
+    assert replay("--new-listener", LEDGER, "--all") == "inserted 3"

@@ -228,9 +228,8 @@ LOOKUPS: Final = {  # by name of the option's value
     "aggregate_id": "aggregate_id",
     "tenant": "tenant_id",
     "key": "stream__of_key",
-    "since": "done_at__gte",
-    "until": "done_at__lt",
 }
+TIMES: Final = {"since": "gte", "until": "lt"}  # likewise, of a column with a time
 
 
 def add_filters(parser: ArgumentParser) -> None:
@@ -252,7 +251,7 @@ def add_ids(parser: Any, verb: str, *, nargs: str = "+") -> None:
 
 def is_filtered(options: dict[str, Any]) -> bool:
     """Return whether the options choose events by more than their cause."""
-    return any(options.get(name) not in (None, []) for name in ("ids", *LOOKUPS, "error"))
+    return any(options.get(name) not in (None, []) for name in ("ids", *LOOKUPS, *TIMES, "error"))
 
 
 def check_choice(options: dict[str, Any]) -> None:
@@ -264,13 +263,29 @@ def check_choice(options: dict[str, Any]) -> None:
         raise CommandError("--all cannot be combined with ids or filters.")
 
 
-def filtered(rows: OutboxQuerySet, options: dict[str, Any], now: datetime) -> OutboxQuerySet:
-    """Return the events that match ids and filters but ``--cause``; ``now``: the database's."""
+def filtered(
+    rows: OutboxQuerySet, options: dict[str, Any], now: datetime, *, at: str = "done_at"
+) -> OutboxQuerySet:
+    """Return the events that match ids and filters but ``--cause``; ``now``: the database's.
+
+    ``at`` is the column that is compared with ``--since`` and ``--until``. Raises ``CommandError``
+    if no time is between them.
+    """
     if ids := options.get("ids"):
         rows = rows.with_ids(ids)
     for name, lookup in LOOKUPS.items():
         if (value := options.get(name)) not in (None, []):
-            rows = rows.filter(**{lookup: now - value if isinstance(value, timedelta) else value})
+            rows = rows.filter(**{lookup: value})
+    times = {
+        name: now - value if isinstance(value, timedelta) else value
+        for name in TIMES
+        if (value := options.get(name)) is not None
+    }
+    if len(times) > 1 and times["since"] >= times["until"]:
+        raise CommandError(
+            f"--since is {times['since']}; expected a time before --until, {times['until']}."
+        )
+    rows = rows.filter(**{f"{at}__{TIMES[name]}": time for name, time in times.items()})
     error = options["error"]
     return rows if error is None else rows.filter(begins_with("last_error", error))
 

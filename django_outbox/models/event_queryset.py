@@ -142,13 +142,11 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
         return (batch._replay_dead(by, spacing) for batch in self.dead_batches(size=size))
 
     def deliver_to(self, title: str, *, rate: str | None = None) -> int:
-        """Deliver these events to a listener that was added later; return how many deliveries.
+        """Deliver these to a listener that was added after they were written; return how many.
 
-        ``title`` is the title of a listener in your code. It gets the events of its types that it
-        was not given before, whatever their state, and no other listener is called. They are due
-        at once, or at a ``rate`` as in ``replay``; those with a key in their order. Each part
-        commits by itself, and repeating the call inserts nothing twice. Raises ``ValueError`` for
-        another title or rate.
+        The listener with this ``title`` gets the events of its types that it was not given before,
+        whatever their state. They are due at once, or at a ``rate`` as in ``replay``. Each part
+        commits by itself. Raises ``ValueError`` for another title or rate.
         """
         spacing = None if rate is None else Spacing(rate)
         return sum(deliver_parts(self._updatable(), registered(title), spacing))

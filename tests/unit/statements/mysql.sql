@@ -645,6 +645,16 @@ ORDER BY id
 FOR
 UPDATE;
 
+-- lock rows
+
+SELECT id, event_id, routes
+FROM `outbox_event` e
+FORCE INDEX (PRIMARY)
+WHERE id IN (%s, %s)
+ORDER BY id
+FOR
+UPDATE;
+
 -- note a receipt
 
 UPDATE `outbox_event` e

@@ -623,6 +623,15 @@ ORDER BY id
 FOR
 UPDATE;
 
+-- lock rows
+
+SELECT id, event_id, routes
+FROM "outbox_event" AS e
+WHERE id = ANY(%s)
+ORDER BY id
+FOR
+UPDATE;
+
 -- note a receipt
 
 UPDATE "outbox_event" AS e

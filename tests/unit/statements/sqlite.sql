@@ -588,6 +588,13 @@ WHERE id >= %s
   AND event_id = %s
 ORDER BY id;
 
+-- lock rows
+
+SELECT id, event_id, routes
+FROM "outbox_event" AS e
+WHERE id IN (%s, %s)
+ORDER BY id;
+
 -- note a receipt
 
 UPDATE "outbox_event" AS e
