@@ -129,6 +129,18 @@ def test_run_after_is_a_due_time(outside: bool) -> None:
     assert run(result).status == SUCCESSFUL
 
 
+@both
+def test_of_tasks_that_wait_the_newest_of_a_slot_runs(outside: bool) -> None:
+    index = tasks.add.using(coalesce="index")
+    later = index.using(run_after=now() + timedelta(hours=1))
+    assert (index.coalesce, later.coalesce) == ("index", "index")
+    first, second = index.enqueue(1, 1), index.enqueue(2, 2)
+    newest, other = later.enqueue(3, 3), tasks.add.enqueue(4, 4)
+    results = [run(each) for each in (first, second, newest, other)]
+    assert {each.status for each in results} == {SUCCESSFUL}
+    assert [each.return_value for each in results] == [None, None, 6, 8]
+
+
 @pytest.mark.django_db(databases=["default", "other"], transaction=True)
 def test_on_another_database() -> None:
     result = tasks.add.using(backend="other").enqueue(2)
@@ -377,8 +389,7 @@ class InATestCase(TestCase):
 
 @outside_alone
 def test_162_the_samples_of_the_how_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    framework = sys.modules[type(tasks.add).__module__.partition(".base")[0]]
-    monkeypatch.setitem(sys.modules, "django.tasks", framework)  # as the page says for Django 5.2
+    monkeypatch.setitem(sys.modules, "django.tasks", api)  # as the page says for Django 5.2
     with samples.modules("how-to/schedule-a-function-call.md") as made:
         shop = made["shop.views"]
         vars(shop).update(Order=Order)

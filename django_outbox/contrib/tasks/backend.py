@@ -10,10 +10,9 @@ from contextvars import ContextVar
 from dataclasses import replace
 from datetime import datetime
 from importlib import import_module
-from typing import Any, Final
+from typing import Any
 
 import msgspec
-from django import VERSION
 from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, connections, router, transaction
@@ -33,28 +32,19 @@ from ...models import OutboxEvent, OutboxStream
 from ...models.fields import DatabaseNow
 from ...sql import dialect_of
 from ...writing.write import write
+from .framework import (
+    BaseTaskBackend,
+    CoalescedTask,
+    InvalidTask,
+    InvalidTaskBackend,
+    TaskResultStatus,
+    api,
+    base,
+    exceptions,
+    normalize_json,
+    signals,
+)
 from .runs import Call, Error, Runs, runs_of
-
-FRAMEWORK: Final = "django.tasks" if VERSION >= (6,) else "django_tasks"
-try:
-    api: Any = import_module(FRAMEWORK)
-except ModuleNotFoundError as error:
-    raise ImportError(
-        "Before Django 6 tasks need the package django-tasks. "
-        "Run pip install 'django-transactional-outbox[tasks]'."
-    ) from error
-base, exceptions, signals = (
-    import_module(f"{FRAMEWORK}.{each}") for each in ("base", "exceptions", "signals")
-)
-BaseTaskBackend: Any = import_module(f"{FRAMEWORK}.backends.base").BaseTaskBackend
-TaskResultStatus = base.TaskResultStatus
-utils = import_module("django.utils.json" if VERSION >= (6,) else "django_tasks.utils")
-normalize_json = utils.normalize_json
-# django-tasks up to 0.12 has other names.
-InvalidTask: Any = getattr(exceptions, "InvalidTask", None) or exceptions.InvalidTaskError
-InvalidTaskBackend: Any = (
-    getattr(exceptions, "InvalidTaskBackend", None) or exceptions.InvalidTaskBackendError
-)
 
 logger = logging.getLogger("django_outbox")
 
@@ -82,6 +72,7 @@ class OutboxBackend(BaseTaskBackend):  # type: ignore[misc, unused-ignore]
         }
     """
 
+    task_class = CoalescedTask
     supports_defer = True
     supports_async_task = True
     supports_get_result = True
@@ -119,9 +110,11 @@ class OutboxBackend(BaseTaskBackend):  # type: ignore[misc, unused-ignore]
             queue=task.queue_name,
             run_after=task.run_after and as_utc(task.run_after),
         )
-        due = {"available_at": task.run_after} if task.run_after else {}
+        more = {"available_at": task.run_after} if task.run_after else {}
+        if (coalesce := getattr(task, "coalesce", None)) is not None:  # other backends' have none
+            more["coalesce"] = f"{task.module_path} {coalesce}"  # one listener runs all tasks
         event = Event(
-            event_type=PREFIX + task.module_path, payload=msgspec.to_builtins(call), **due
+            event_type=PREFIX + task.module_path, payload=msgspec.to_builtins(call), **more
         )
         connection = self._connection
         is_autocommit = not transactions.is_open(connection)
