@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 EVENTS = """SELECT id, event_id, listener, routes, event_type, status, attempts, rescues,
-    available_at, locked_by, locked_at, stream, seq FROM outbox_event"""
+    available_at, locked_by, locked_at, stream, seq, result FROM outbox_event"""
 STREAMS = "SELECT stream, due_at, locked_by, locked_at FROM outbox_stream"
 BREAKERS = "SELECT name FROM outbox_pause WHERE kind = 'breaker'"
 
@@ -28,6 +28,8 @@ class Event:
     due: str | None  # or the end of its lease
     stream: str | None
     seq: int
+    slot: str | None = None  # of those that wait there, the newest runs
+    is_coalesced: bool = False  # it has ended because a newer one of its slot runs
     replays: int = field(default=0, compare=False)  # by which it became pending again
 
 
@@ -109,7 +111,9 @@ class Tables:
         events, leases, streams = {}, {}, {}
         for row in run(EVENTS):
             row_id, event_id, listener, routes, kind, *rest = row
-            (status, attempts, rescues, due, worker, since, stream, seq) = rest
+            (status, attempts, rescues, due, worker, since, place, seq, result) = rest
+            slot = place if place and place.startswith("?") else None
+            stream = None if slot else place
             given = frozenset((routes or "").split())
             events[row_id] = Event(
                 row_id,
@@ -123,6 +127,8 @@ class Tables:
                 due,
                 stream,
                 seq or 0,
+                slot,
+                result == "coalesced",
             )
             if worker is not None and stream is None:
                 leases[row_id] = Lease(worker, due or "", since)

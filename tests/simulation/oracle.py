@@ -18,7 +18,8 @@ judge.** A rule that is loosened says here why.
 - ``order``: a call begins before an earlier event of its key and lane has ended, which is not in
   the same batch. What happens in another lane is no reason.
 - ``idle``: an event waits that nothing will make due: behind an idle stream, or without due time.
-- ``done``: a delivery is done though its listener has not ended well.
+- ``done``: a delivery is done though its listener has not ended well, and it is not coalesced.
+- ``coalesced``: a delivery has ended so, and no newer one of its slot is still to be started.
 - ``route``: when all is over, an event was not given to one of its listeners.
 - ``lost``: an event is gone from the table without having been done.
 - ``attempts``: more attempts than failed calls, or than the policy allows.
@@ -236,11 +237,24 @@ class Oracle:
         if was is not None and was.status in FINAL and event.status not in FINAL:
             event.replays += 1
         is_new = was is None or was.status != event.status
-        if event.status == DONE and is_new and not self._has_ended_well(event):
+        if event.status == DONE and is_new and event.is_coalesced:
+            self._judge_coalesced(event)
+        elif event.status == DONE and is_new and not self._has_ended_well(event):
             self._report("done", f"{event} without a success of its listener")
         self._judge_attempts(event)
         if event.status == DEAD and is_new:
             self._judge_death(event)
+
+    def _judge_coalesced(self, event: Event) -> None:
+        newer = [
+            each
+            for each in self.table.events.values()
+            if event.slot is not None
+            and (each.slot, each.status in FINAL) == (event.slot, False)
+            and (each.seq, each.id) > (event.seq, event.id)
+        ]
+        if not any(not any(self._runs(call) for call in self._of_row[each.id]) for each in newer):
+            self._report("coalesced", f"{event} for none of {newer}")
 
     def _judge_attempts(self, event: Event) -> None:
         failures = sum(
