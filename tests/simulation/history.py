@@ -184,7 +184,7 @@ class History:
         events = [self.event() for _ in range(self.chance.choice([1, 1, 2, 3]))]
         self.write(process, events)
 
-    def write(self, process: Process, events: list[tuple[str, dict[str, Any], str | None]]) -> None:
+    def write(self, process: Process, events: list[tuple[str, dict[str, Any], Any]]) -> None:
         """Write events in a transaction, which may take long, be rolled back or fail."""
         self.written += len(events)
         holds, fails = self.chance.choice([0, 0, 0, 0.2]), self.chance.random() < 0.1
@@ -194,8 +194,9 @@ class History:
             new_id.reset()
             try:
                 with transaction.atomic():
-                    for event_type, payload, key in events:
-                        outbox.write(event_type, payload, key=key, **({} if key else late))
+                    for event_type, payload, place in events:
+                        is_late = "key" not in place
+                        outbox.write(event_type, payload, **place, **(late if is_late else {}))
                     scheduler.sleep(holds)
                     if fails:
                         raise Error("planned")
@@ -206,7 +207,7 @@ class History:
 
         self.tasks.append(scheduler.spawn(write, "write", process))
 
-    def event(self) -> tuple[str, dict[str, Any], str | None]:
+    def event(self) -> tuple[str, dict[str, Any], dict[str, str]]:
         chance, number = self.chance, next(self.numbers)
         payload = {
             "n": number,
@@ -214,8 +215,10 @@ class History:
             "seconds": chance.choice(self.kind.durations),
         }
         keyed = chance.random() < self.kind.keyed
-        key = f"key{chance.randrange(self.kind.keys)}" if keyed else None
-        return TYPES[chance.choice(self.kind.types)], payload, key
+        place = {"key": f"key{chance.randrange(self.kind.keys)}"} if keyed else {}
+        if not keyed and self.kind.slotted and chance.random() < self.kind.slotted:
+            place = {"coalesce": f"slot{chance.randrange(2)}"}
+        return TYPES[chance.choice(self.kind.types)], payload, place
 
     # -- what people and operators do ------------------------------------------------------------
 
@@ -280,9 +283,9 @@ class History:
         scheduler.at(scheduler.now + self.chance.uniform(1.0, 6.0), over)
 
     def poison(self) -> None:
-        event_type, payload, key = self.event()
+        event_type, payload, place = self.event()
         payload |= {"act": "poison", "seconds": 0.05}
-        self.write(self.process("writer"), [(event_type, payload, key)])
+        self.write(self.process("writer"), [(event_type, payload, place)])
 
     # -- the course ------------------------------------------------------------------------------
 

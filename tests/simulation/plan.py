@@ -21,6 +21,7 @@ class Kind:
     durations: tuple[float, ...] = (0.0, 0.001, 0.05, 0.05, 0.4)  # seconds of a call
     keyed: float = 0.5  # of the events
     keys: int = 3
+    slotted: float = 0.0  # of the events without a key
     threads: tuple[int, ...] = (1, 2, 3)  # of which a history has one
     slow_before: float = 0.0  # a statement stalls before it takes effect
     slow_after: float = 0.0  # or before its answer arrives
@@ -106,6 +107,16 @@ KINDS = {
         slow_before=0.01,
         slow_after=0.01,
         lost_answers=0.01,
+    ),
+    "slots": Kind(
+        types=("placed", "fan", "many"),
+        keyed=0.0,
+        slotted=0.9,
+        kills=0.4,
+        slow_before=0.02,
+        slow_after=0.02,
+        lost_answers=0.01,
+        events=(20, 40),
     ),
     "fan-out": Kind(types=("fan",), kills=0.2, suspensions=0.1, slow_after=0.01),
     "pauses": Kind(pauses=0.6, kills=0.1, slow_after=0.01),

@@ -309,6 +309,11 @@ OWN = (
         ],
     ),
     Broken(
+        name="a slot whose newest ends with the others",
+        kind="slots",
+        edits=[("worker/coalescing.py", "if each in mine), len(ids))", "if False), -1)")],
+    ),
+    Broken(
         name="a log handler that ends the thread that it fails",
         kind="faulty places",
         edits=[("log.py", "logger.__class__ = type(", "_Unused = type(")],
