@@ -120,6 +120,13 @@ delivered = pytest.mark.parametrize("made", [cold, hot])
 Made = Callable[..., Event]
 
 
+def test_a_copy_of_a_written_event_is_in_no_slot() -> None:
+    event = fresh(coalesce="index")
+    assert dataclasses.replace(event).coalesce == "index"
+    stored = event.as_delivered("{}", json.loads)
+    assert dataclasses.replace(stored, event_type="other").coalesce is None
+
+
 def test_the_type_of_the_payload_is_an_annotation_only() -> None:
     def listener(event: Event[int]) -> None: ...
 

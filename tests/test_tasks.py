@@ -135,7 +135,7 @@ def test_of_tasks_that_wait_the_newest_of_a_slot_runs(outside: bool) -> None:
     later = index.using(run_after=now() + timedelta(hours=1))
     assert (index.coalesce, later.coalesce) == ("index", "index")
     first, second = index.enqueue(1, 1), index.enqueue(2, 2)
-    newest, other = later.enqueue(3, 3), tasks.add.enqueue(4, 4)
+    newest, other = later.enqueue(3, 3), tasks.add_later.using(coalesce="index").enqueue(4, 4)
     results = [run(each) for each in (first, second, newest, other)]
     assert {each.status for each in results} == {SUCCESSFUL}
     assert [each.return_value for each in results] == [None, None, 6, 8]
