@@ -24,12 +24,12 @@ from django_outbox.sql import DIALECTS
 from django_outbox.sql.values import (
     FULL,
     KEYED,
+    STREAMS,
     Branch,
     Claim,
     Ending,
     LeaseKind,
     Release,
-    StreamClaim,
     StreamQuery,
     Unclaimed,
 )
@@ -94,7 +94,7 @@ def row(columns: Sequence[str], **values: Any) -> tuple[Any, ...]:
 def calls() -> dict[str, tuple[Callable[[Any, Any], object], list[list[tuple[Any, ...]]]]]:
     """Return what is called with a dialect and a connection, and what its statements answer."""
     claimed_row = (*row(FULL), TEXT, None, TEXT)
-    stream_row = ("s", None, "default", TEXT, TEXT)
+    stream_row = ("s", "default", TEXT, None, TEXT)
     failed = Decision(status=Status.RETRY, delay=5.0, spent=1, error="E", cause="c", history="[]")
     endings = [Ending("a", NOW, 0, failed), Ending("b", NOW, 1, failed)]
     given = [Unclaimed("a", NOW, NOW, "default"), Unclaimed("b", NOW, NOW, "mail")]
@@ -109,8 +109,15 @@ def calls() -> dict[str, tuple[Callable[[Any, Any], object], list[list[tuple[Any
         )
 
     def streams(**options: Any) -> Callable[[Any, Any], object]:
-        return lambda dialect, connection: dialect.claim_streams(
-            connection, StreamClaim(me="w", lease=30.0, branches=BRANCHES, **options)
+        return lambda dialect, connection: dialect.claim(
+            connection,
+            Claim(
+                table=STREAMS,
+                me="w",
+                lease=30.0,
+                branches=[Branch("default", 10, 60.0), Branch("mail", 5)],
+                **options,
+            ),
         )
 
     def read(**options: Any) -> Callable[[Any, Any], object]:

@@ -31,13 +31,7 @@ class Survivor(Patch):
 SURVIVORS = (
     Survivor(
         name="a claim of what was due when it was read",
-        edits=[
-            (
-                "sql/sqlite/claim.py",
-                "[me, me, leased_at, claim.lease, *seen, newest, me],",
-                '[me, me, leased_at, claim.lease, *seen, "9999", me],',
-            )
-        ],
+        edits=[("sql/base/claim.py", "[*params, newest]", '[*params, "9999"]')],
         test="tests/conformance/test_claim_due_time.py"
         "::test_a_claim_leaves_an_event_that_is_due_later_by_now",
     ),
@@ -157,9 +151,9 @@ SURVIVORS = (
         name="a claim that keeps the lease that its worker had",
         edits=[
             (
-                "sql/sqlite/claim.py",
-                "locked_by = %s, locked_at = %s, available",
-                "locked_by = %s, locked_at = COALESCE(locked_at, %s), available",
+                "sql/base/claim.py",
+                "locked_by = %s, locked_at = %s, {table",
+                "locked_by = %s, locked_at = COALESCE(locked_at, %s), {table",
             )
         ],
         test="tests/conformance/test_fences.py::test_each_claim_is_a_lease_of_its_own",

@@ -26,13 +26,13 @@ from django_outbox.sql import dialect_of, engine_connection
 from django_outbox.sql.values import (
     FULL,
     LIGHT,
+    STREAMS,
     TAIL,
     Branch,
     Claim,
     Claimed,
     Ending,
     Release,
-    StreamClaim,
     Unclaimed,
 )
 from django_outbox.worker.purger import Purger
@@ -321,10 +321,10 @@ def stream_claim(
     since: float | None = None,
     branches: Sequence[Branch] | None = None,
     **more: Any,
-) -> StreamClaim:
+) -> Claim:
     """Return a claim of one queue's streams, or of those of ``branches``."""
     branches = [Branch(queue, limit, since)] if branches is None else branches
-    return StreamClaim(me=me, lease=lease, branches=branches, **more)
+    return Claim(table=STREAMS, me=me, lease=lease, branches=branches, **more)
 
 
 def ids_of(rows: Sequence[Any]) -> list[str]:

@@ -19,7 +19,7 @@ import django_outbox as outbox
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent
 from django_outbox.sql import dialect_of
-from django_outbox.sql.values import Branch, StreamClaim
+from django_outbox.sql.values import STREAMS, Branch, Claim
 from django_outbox.worker import main
 from django_outbox.worker.main import _give_up_after
 from django_outbox.worker.supervisor import Signals
@@ -102,8 +102,8 @@ def threads_have_ended() -> bool:
 
 def lose(*keys: str) -> None:
     """Let a worker claim every stream, then end the leases of these keys, as if it were lost."""
-    wanted = StreamClaim(me="a lost worker", lease=30, branches=[Branch("default", 100)])
-    dialect_of(connection).claim_streams(connection, wanted)
+    wanted = Claim(table=STREAMS, me="a lost worker", lease=30, branches=[Branch("default", 100)])
+    dialect_of(connection).claim(connection, wanted)
     end_stream_leases(*keys)
 
 

@@ -30,6 +30,7 @@ PRIMARY_KEYS = {
 }
 
 INSTANTS = ("occurred_at", "created_at", "deliver_at", "first_due_at")
+DUE = ("available_at", "due_at")
 LIGHT = ("id", "attempts", "rescues", "listener", "routes", "queue", "history", *INSTANTS)
 FULL = (
     *LIGHT,
@@ -81,6 +82,20 @@ class LeaseKind(Enum):
     STREAM = "deliver_at"  # an event with a key is never due by its own row
 
 
+class Table(NamedTuple):
+    """A table whose rows are leased."""
+
+    name: str
+    key: str  # the primary key
+    due: str  # the column that says when a row is due; while it is leased, when the lease ends
+    order: str  # in which rows of a queue are claimed
+    columns: tuple[str, ...]  # that a claim reads
+
+
+EVENTS = Table("outbox_event", "id", "available_at", "available_at, id", FULL)
+STREAMS = Table("outbox_stream", "stream", "due_at", "due_at", ("stream", "queue"))
+
+
 @dataclass(frozen=True, slots=True)
 class Branch:
     """What a claim takes from one queue, those due first."""
@@ -97,20 +112,23 @@ class Claim:
 
     me: str
     lease: float  # seconds
+    table: Table = EVENTS
     branches: Sequence[Branch] = ()
     ids: Sequence[str] | None = None
     at: datetime | None = None  # instead of the database's now, for drain() and tests
     skip_recent: float = 0.0  # seconds
     exclude: Sequence[str] = ()
-    state: RescueState = RescueState.CLEAN
+    state: RescueState = RescueState.CLEAN  # of events
 
     @property
     def columns(self) -> tuple[str, ...]:
-        return FULL if self.ids is None else LIGHT
+        return self.table.columns if self.ids is None else LIGHT
 
     def cut(self, rows: Iterable[Row]) -> tuple[list[Row], set[str]]:
         """Return the rows within the ``most_bytes`` of their queues, and which queues were cut."""
         left = {each.queue: each.most_bytes for each in self.branches if each.most_bytes}
+        if not left:
+            return [*rows], set()
         kept, cut = [], set()
         for row in rows:
             room = left.get(row[QUEUE])
@@ -121,17 +139,6 @@ class Claim:
                 left[row[QUEUE]] = room - len(row[PAYLOAD])
             kept.append(row)
         return kept, cut
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamClaim:
-    """Which due streams to claim."""
-
-    me: str
-    lease: float  # seconds
-    branches: Sequence[Branch]
-    at: datetime | None = None  # instead of the database's now, for drain() and tests
-    exclude: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,9 +154,9 @@ NOTHING = Found()
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """The result of a claim: rows of events, or name, previous owner, queue, instant of streams."""
+    """The result of a claim."""
 
-    rows: list[Row]
+    rows: list[Row]  # with the claim's columns and TAIL
     queues: Mapping[str, Found] = field(default_factory=dict)  # those in which something was due
 
     def found(self, queue: str) -> Found:
@@ -252,19 +259,13 @@ class Release:
 
 
 def claimed(
-    rows: list[Row],
-    *,
-    seen: Sequence[Row],
-    branches: Sequence[Branch],
-    due: int,
-    queue: int,
-    cut: Collection[str] = (),
+    claim: Claim, rows: list[Row], seen: Sequence[Row], cut: Collection[str] = ()
 ) -> Claimed:
     """Return a claim's result, with ``seen`` the rows that were due, oldest first in each queue.
 
-    Columns ``due`` and ``queue`` of these are due time and queue; the last one is the database's
-    clock. More are due of queues that are ``cut``, whatever their number of rows.
+    More are due of queues that are ``cut``, whatever their number of rows.
     """
+    branches, queue = claim.branches, claim.columns.index("queue")
     limits = {each.queue: each.limit for each in branches}
     counts: Mapping[str, int]
     if len(branches) == 1 and seen:
@@ -274,7 +275,7 @@ def claimed(
         first = {row[queue]: row for row in reversed(seen)}
     found = {}
     for name, row in first.items():
-        since, now = stored_instant(row[due]), stored_instant(row[-1])
+        since, now = stored_instant(row[-3]), stored_instant(row[-1])
         assert since is not None and now is not None
         more = name in cut or counts[name] >= limits.get(name, 0)
         found[name] = Found(more, (now - since).total_seconds())

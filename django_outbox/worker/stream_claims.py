@@ -22,7 +22,7 @@ from ..listeners.outcomes import Status
 from ..listeners.queues import expected_queue
 from ..signals import announce, events_claimed
 from ..sql import dialect_of
-from ..sql.values import KEYED, POSTPONED_FOR, Branch, StreamClaim, StreamQuery, StreamRows
+from ..sql.values import KEYED, POSTPONED_FOR, STREAMS, Branch, Claim, StreamQuery, StreamRows
 from .pauses import KnownPauses
 from .queues import Decisions, Held
 from .rescues import report_rescues
@@ -96,11 +96,12 @@ class StreamClaims:
             )
             for queue, watermark in marks.items()
         ]
-        found = self._dialect.claim_streams(
+        found = self._dialect.claim(
             self._connection,
-            StreamClaim(
+            Claim(
                 me=self._me,
                 lease=self._held.lease,
+                table=STREAMS,
                 branches=branches,
                 at=self._at,
                 exclude=excluded,
@@ -112,7 +113,7 @@ class StreamClaims:
             Stream(name, deadline, locked_at, queue=queue)
             if was in (None, self._me)
             else Stream(name, deadline, locked_at, careful=MAX_EVENTS, lost_worker=was, queue=queue)
-            for name, was, queue, locked_at in found.rows
+            for name, queue, _due, was, locked_at in found.rows
         )
         room = max((rooms[each.queue] for each in branches), default=0)
         count = self._read([each for key in new if (each := self.streams.get(key))], room)

@@ -84,7 +84,7 @@ def test_a_claim_leaves_a_stream_that_is_due_later_by_now() -> None:
     for key, due in (("a", -3.0), ("b", -2.0), ("c", -1.0)):
         keyed(key, due=due)
     with before_update(streams_due_later("b")):
-        found = dialect_of(connection).claim_streams(connection, stream_claim()).rows
+        found = dialect_of(connection).claim(connection, stream_claim()).rows
     assert [name for name, *_ in found] == [":a", ":c"]
     assert stream("b").locked_by is None
 

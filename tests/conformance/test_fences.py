@@ -103,7 +103,7 @@ def tables() -> list[dict[str, Any]]:
 
 
 def take_streams() -> None:
-    assert dialect().claim_streams(connection, stream_claim("me")).rows
+    assert dialect().claim(connection, stream_claim("me")).rows
 
 
 def leased_event() -> tuple[str, Any]:

@@ -9,7 +9,7 @@ from django.db import connection, transaction
 
 import django_outbox as outbox
 from django_outbox.sql import dialect_of
-from django_outbox.sql.values import Branch, StreamClaim
+from django_outbox.sql.values import STREAMS, Branch, Claim
 from tests.table import elsewhere, listening, now, statuses
 from tests.test_ordered import Seen, all_done, place, put, worker
 from tests.waiting import wait_until
@@ -21,8 +21,8 @@ __all__ = ["place"]  # fixtures
 
 def claims_of(owner: str) -> list[str]:
     """Claim as another worker would; return the keys."""
-    claim = StreamClaim(me=owner, lease=60, branches=[Branch("default", 9)])
-    return [key for key, *_ in dialect_of(connection).claim_streams(connection, claim).rows]
+    claim = Claim(table=STREAMS, me=owner, lease=60, branches=[Branch("default", 9)])
+    return [key for key, *_ in dialect_of(connection).claim(connection, claim).rows]
 
 
 def seconds_pass(seconds: float, claimed: list[str]) -> bool:

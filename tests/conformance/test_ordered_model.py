@@ -216,7 +216,7 @@ class Streams(RuleBasedStateMachine):
     def a_rival_claims(self) -> None:
         dialect = dialect_of(connection)
         claim = stream_claim("rival", lease=FAR, limit=1)
-        for name, *_ in dialect.claim_streams(connection, claim).rows:
+        for name, *_ in dialect.claim(connection, claim).rows:
             key = name.removeprefix(":")
             wanted = StreamQuery(
                 me="rival",

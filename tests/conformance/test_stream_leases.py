@@ -64,7 +64,9 @@ def take(me: str = "me", **more: Any) -> list[str]:
 
 
 def found(me: str = "me", **more: Any) -> Any:
-    return dialect().claim_streams(connection, stream_claim(me, **more)).rows
+    """Claim due streams; return name, previous owner, queue and instant of the lease of each."""
+    rows = dialect().claim(connection, stream_claim(me, **more)).rows
+    return [(name, owner, queue, leased_at) for name, queue, _due, owner, leased_at in rows]
 
 
 def next_due() -> dict[str, float]:
@@ -518,7 +520,7 @@ def test_r4_r8_an_open_business_transaction_keeps_nobody_waiting() -> None:
         return int(d.settle_all(own, me="me", endings=endings(pairs), kind=LeaseKind.STREAM))
 
     with business("due", "held"):
-        assert on_own_connection(lambda d, own: d.claim_streams(own, wanted).rows) == []
+        assert on_own_connection(lambda d, own: d.claim(own, wanted).rows) == []
         found = on_own_connection(lambda d, own: d.read_streams(own, reading))
         assert sorted(each.name for each in found) == [":free", ":held"]
         assert on_own_connection(lambda d, own: settled(d, own, event_id, DONE)) == 1
@@ -569,7 +571,7 @@ def test_r4_the_streams_beside_a_locked_one_are_claimed() -> None:
         keyed(f"free-{n}", due=-1)
     wanted = stream_claim(limit=2)
     with business("locked"):
-        taken = on_own_connection(lambda d, own: d.claim_streams(own, wanted).rows)
+        taken = on_own_connection(lambda d, own: d.claim(own, wanted).rows)
     assert len(taken) == 2
     assert ":locked" not in {name for name, *_ in taken}
 
@@ -616,7 +618,7 @@ def test_r3_the_events_are_read_after_the_claim_in_a_snapshot_of_their_own() -> 
 
     def claim_then_read(d: Any, own: Any) -> list[str]:
         with own.execute_wrapper(note):
-            assert d.claim_streams(own, stream_claim(limit=5)).rows
+            assert d.claim(own, stream_claim(limit=5)).rows
             # The former owner sent this settle before it lost the stream; it commits now.
             OutboxEvent.objects.filter(pk=first).update(status=Status.DONE, done_at=now())
             (seen,) = d.read_streams(

@@ -45,11 +45,11 @@ def test_a_claim_of_streams_tells_whether_there_may_be_more(limit: int) -> None:
     keyed("a", due=-30)
     keyed("b", due=-20)
     claim = stream_claim(limit=limit)
-    found = dialect_of(connection).claim_streams(connection, claim)
-    assert [each[:3] for each in found.rows] == [(":a", None, "default"), (":b", None, "default")]
+    found = dialect_of(connection).claim(connection, claim)
+    assert [each[:2] for each in found.rows] == [(":a", "default"), (":b", "default")]
     assert found.found("default").more == (limit == 2)
     assert 29 < found.found("default").waited < 60
-    again = dialect_of(connection).claim_streams(connection, claim)
+    again = dialect_of(connection).claim(connection, claim)
     assert (again, again.found("default")) == (Claimed([], {}), ALL)
 
 

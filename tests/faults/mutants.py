@@ -110,8 +110,8 @@ MUTANTS = (
         edits=[
             (
                 "sql/postgresql/claim.py",
-                "claim.me, claim.me, claim.lease],",
-                "claim.me, claim.me, claim.lease if claim.ids is None else -1.0],",
+                "[claim.me, claim.lease]",
+                "[claim.me, claim.lease if claim.ids is None else -1.0]",
             )
         ],
     ),
@@ -160,15 +160,15 @@ MUTANTS = (
                 '"isolation_level": "repeatable read"}',
             ),
             (
-                "sql/mysql/claim.py",
+                "sql/base/claim.py",
                 """\
-        seen, cut = self._select_due(connection, claim, skip=not may_wait)
+        seen, cut = self._select_due(connection, claim)
         rows = self._lease(connection, claim, seen)
 """,
                 """\
         connection.set_autocommit(False, force_begin_transaction_with_broken_autocommit=True)
         try:
-            seen, cut = self._select_due(connection, claim, skip=True)
+            seen, cut = self._select_due(connection, claim, skip_locked=True)
             rows = self._lease(connection, claim, seen)
             connection.commit()
         except BaseException:
@@ -186,11 +186,7 @@ MUTANTS = (
         database="postgres",
         scenario="poison",
         edits=[
-            (
-                "sql/postgresql/claim.py",
-                "rescues = e.rescues + CASE",
-                "rescues = e.rescues + 0 * CASE",
-            )
+            ("sql/base/claim.py", "rescues = e.rescues + CASE", "rescues = e.rescues + 0 * CASE")
         ],
     ),
     Mutant(

@@ -114,12 +114,22 @@ OWN = (
     Broken(
         name="a claim that ignores the due time",
         edits=[
-            ("sql/sqlite/claim.py", "AND +available_at <= %s AND {claim", "AND %s <> '' AND {claim")
+            (
+                "sql/base/claim.py",
+                "AND {self.unindexed}{table.due} <= %s",
+                "AND {self.unindexed}{table.due} <= {'' if table is STREAMS else '9||'}%s",
+            )
         ],
     ),
     Broken(
         name="a claim of streams that ignores the due time",
-        edits=[("sql/sqlite/streams.py", 'AND +due_at <= %s"""', 'AND %s <> \'\'"""')],
+        edits=[
+            (
+                "sql/base/claim.py",
+                "AND {self.unindexed}{table.due} <= %s",
+                "AND {self.unindexed}{table.due} <= {'' if table is EVENTS else '9||'}%s",
+            )
+        ],
     ),
     Broken(
         name="suspects in ordinary claims",
@@ -135,7 +145,9 @@ OWN = (
     Broken(
         name="no count of rescues of rows",
         kind="poison",
-        edits=[("sql/sqlite/claim.py", "rescues = rescues + CASE", "rescues = rescues + 0 * CASE")],
+        edits=[
+            ("sql/base/claim.py", "rescues = e.rescues + CASE", "rescues = e.rescues + 0 * CASE")
+        ],
     ),
     Broken(
         name="no count of rescues before a start",
@@ -170,7 +182,7 @@ OWN = (
     ),
     Broken(
         name="later events of a key first",
-        edits=[("sql/sqlite/streams.py", "ORDER BY seq LIMIT %s)", "ORDER BY seq DESC LIMIT %s)")],
+        edits=[("sql/base/streams.py", "ORDER BY seq LIMIT %s", "ORDER BY seq DESC LIMIT %s")],
     ),
     Broken(
         name="a stream that goes on after a failure",

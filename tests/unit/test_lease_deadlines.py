@@ -131,8 +131,8 @@ def take_active_lease(parts: Parts) -> Callable[[], bool]:
 CASES: list[tuple[Callable[[Parts], Callable[[], bool]], str, Any]] = [
     (claim_event, "claim", Claimed([claimed_row("a")])),
     (claim_known_event, "claim", Claimed([claimed_row("a", was="me")])),
-    (claim_stream, "claim_streams", Claimed([(STREAM, None, "default", NOW)])),
-    (claim_known_stream, "claim_streams", Claimed([(STREAM, "me", "default", NOW)])),
+    (claim_stream, "claim", Claimed([(STREAM, "default", NOW, None, NOW)])),
+    (claim_known_stream, "claim", Claimed([(STREAM, "default", NOW, "me", NOW)])),
     (renew_event, "renew", ({"a"}, {"a"})),
     (renew_stream, "renew_streams", ({STREAM}, {STREAM})),
     (take_named_lease, "take_lease", True),
@@ -171,7 +171,7 @@ def test_a_lease_counts_from_before_its_statement(
 LATER = NOW + timedelta(seconds=40)
 RENEWALS: dict[str, tuple[Callable[[Parts], object], str, Any]] = {
     "event": (claim_known_event, "claim", claimed_row("a", was="me", at=LATER)),
-    "stream": (claim_known_stream, "claim_streams", (STREAM, "me", "default", LATER)),
+    "stream": (claim_known_stream, "claim", (STREAM, "default", NOW, "me", LATER)),
 }
 
 

@@ -2,37 +2,139 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+import logging
 from collections.abc import Collection, Sequence
 from datetime import datetime
+from itertools import chain
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...events import stored_instant
 from ...queue_settings import MAX_QUEUES
 from ..values import (
+    EVENTS,
     SQL,
+    STREAMS,
     Claim,
     Claimed,
     Column,
     Leases,
     LostEvents,
     RescueState,
+    Row,
+    Table,
     Unclaimed,
+    claimed,
+    instant,
     instants,
     to_database,
 )
 from .statements import Statements
 
+AT_ONCE = 25  # rows to fetch before their payload size is checked
+# A claim counts the workers that an event was lost with; the parameter is the claimer.
+COUNT_RESCUE = (
+    "rescues = e.rescues + CASE WHEN e.locked_by IS NULL OR e.locked_by = %s THEN 0 ELSE 1 END"
+)
+
+logger = logging.getLogger("django_outbox")
+
 
 class EventLeases(Statements):
-    @abstractmethod
+    unindexed = ""  # before a column that is to be tested, but not sought in its index
+    united, first_united = " UNION ALL ", ""  # between the parts of a UNION, and before the first
+
+    # The claim here is a SELECT without locks, then a conditional UPDATE by key: if several workers
+    # select the same rows, the first UPDATE leases them, and the others read back which they own.
+
     def claim(self, connection: BaseDatabaseWrapper, claim: Claim) -> Claimed:
         """Lease due rows; return their ``claim.columns`` + TAIL, oldest due first.
 
-        A row that another worker has locked is skipped. A row whose lease has expired counts a
+        A row that another worker has locked is skipped. An event whose lease has expired counts a
         rescue.
         """
+        seen, cut = self._select_due(connection, claim)
+        rows = self._lease(connection, claim, seen)
+        if seen and not rows:  # others leased or locked them: more may be due behind
+            seen, cut = self._select_due(connection, claim, skip_locked=True)
+            rows = self._lease(connection, claim, seen)
+        return claimed(claim, rows, seen, cut)
+
+    def _select_due(
+        self, connection: BaseDatabaseWrapper, claim: Claim, *, skip_locked: bool = False
+    ) -> tuple[list[Row], set[str]]:
+        """Return the due rows, and of which queues only some."""
+        table = claim.table
+        if claim.ids is None:
+            name = self._by_due(connection, table)
+        else:
+            name = self._table(connection, table.name)
+        columns = self._columns([*claim.columns, table.due, "locked_by"])
+        lock = self._skip_locked(connection) if skip_locked else ""
+        sql, params = self._union(
+            [
+                (f"SELECT {columns}, {self.now} FROM {name} WHERE {where}{lock}", given)
+                for where, given in self._branches(connection, claim)
+            ]
+        )
+        with connection.cursor() as cursor:
+            cursor.execute(sql, params)
+            batches = iter(lambda: cursor.fetchmany(AT_ONCE), [])
+            kept, cut = claim.cut(chain.from_iterable(batches))
+        return sorted(kept, key=lambda row: (row[-3], row[0])), cut
+
+    def _lease(self, connection: BaseDatabaseWrapper, claim: Claim, rows: list[Row]) -> list[Row]:
+        """Lease the selected rows; return those that the worker owns now, as they are now."""
+        if not rows:
+            return []
+        table, me, keys = claim.table, claim.me, [row[0] for row in rows]
+        newest = instant(max(row[-3] for row in rows), connection)
+        leased_at = instant(rows[0][-1], connection)
+        changes = f"locked_by = %s, locked_at = %s, {table.due} = {self.now_plus}"
+        new = [me, leased_at, claim.lease]
+        # A row that was claimed or settled since the SELECT has a later due time, or none.
+        where, params = self._as_selected(table, rows)
+        where, params = f"{where} AND {self.unindexed}{table.due} <= %s", [*params, newest]
+        if table is EVENTS:
+            # First, because MySQL assigns in this order.
+            changes, new = f"{COUNT_RESCUE}, {changes}", [me, *new]
+            where, params = f"{where} AND {claim.state.value}", [*params, me]
+        taken = self._take(connection, table, (changes, new), (where, params))
+        if taken < len(rows):
+            logger.debug("others were faster rows=%d taken=%d", len(rows), taken)
+            one_of, params = self._one_of(keys, table.key)
+            sql = f"SELECT {table.key} FROM {self._table(connection, table.name)} WHERE {one_of}"
+            mine = {
+                row[0]
+                for row in self._rows(
+                    connection,
+                    f"{sql} AND locked_by = %s AND locked_at = %s",
+                    [*params, me, leased_at],
+                )
+            }
+            rows = [row for row in rows if row[0] in mine]
+        if table is not EVENTS:
+            return rows
+        return [(*row[:2], row[2] + (row[-2] not in (None, me)), *row[3:]) for row in rows]
+
+    def _take(self, connection: BaseDatabaseWrapper, table: Table, changes: SQL, where: SQL) -> int:
+        """Lease rows by primary key; return how many."""
+        return self._update_unlocked(connection, table.name, changes=changes, where=where)
+
+    def _as_selected(self, table: Table, rows: Sequence[Row]) -> SQL:
+        """Return the condition that a row is one of these, as it was selected."""
+        return self._one_of([row[0] for row in rows], table.key)
+
+    def _union(self, selects: Sequence[SQL]) -> SQL:
+        """Return one statement with the rows of all these."""
+        if len(selects) == 1:
+            return selects[0]
+        sql = self.united.join([f"({sql})" for sql, _ in selects])
+        return self.first_united + sql, [value for _, params in selects for value in params]
+
+    def _skip_locked(self, connection: BaseDatabaseWrapper) -> str:
+        """Return the end of a SELECT that locks its rows, without those that are locked."""
+        return ""
 
     def renew(
         self, connection: BaseDatabaseWrapper, *, me: str, leases: Leases, lease: float
@@ -102,14 +204,12 @@ class EventLeases(Statements):
                 f"MAX(CASE WHEN {RescueState.SUSPECT.value} THEN 1 ELSE 0 END), "
                 f"{self._in_utc('MIN(available_at)')}, {self._in_utc(self.now)} FROM ("
                 f"SELECT queue, rescues, locked_by, available_at "
-                f"FROM {self._events_by_due(connection)} "
+                f"FROM {self._by_due(connection, EVENTS)} "
                 f"WHERE {due} ORDER BY {self.by_queue}available_at, id LIMIT %s) due"
             )
             params += [me, me, *due_params, limit]
-        with connection.cursor() as cursor:
-            cursor.execute(" UNION ALL ".join(selects), params)
-            rows = cursor.fetchall()
         found = {}
+        rows = self._rows(connection, " UNION ALL ".join(selects), params)
         for queue, until, suspect, *first_and_now in rows:
             first, now = map(stored_instant, first_and_now)
             if queue is not None and first is not None and now is not None:
@@ -125,21 +225,9 @@ class EventLeases(Statements):
         What became due in the last ``since`` seconds, after the previous claim, counts too. A queue
         in which nothing is due later is left out.
         """
-        selects, params = [], []
-        for queue in queues:
-            for table, column in self._tables_by_due(connection):
-                later, given = self._in_queue(queue, column=column, after=(self.now_plus, [-since]))
-                selects.append(
-                    f"SELECT * FROM (SELECT queue, {self._in_utc(column)} AS at, "
-                    f"{self._in_utc(self.now)} AS now FROM {table} "
-                    f"WHERE {later} ORDER BY {self.by_queue}{column} LIMIT 1) due"
-                )
-                params += given
-        with connection.cursor() as cursor:
-            cursor.execute(" UNION ALL ".join(selects), params)
-            rows = cursor.fetchall()
         found: dict[str, float] = {}
-        for queue, *due_and_now in rows:
+        after = self.now_plus, [-since]
+        for queue, *due_and_now in self._first_of_each(connection, queues, after=after):
             due, now = map(stored_instant, due_and_now)
             if due is not None and now is not None:
                 seconds = (due - now).total_seconds()
@@ -148,17 +236,23 @@ class EventLeases(Statements):
 
     def has_due(self, connection: BaseDatabaseWrapper, *, queue: str) -> bool:
         """Return whether a row or a stream of the queue is due."""
+        return bool(self._first_of_each(connection, [queue], until=(self.now, [])))
+
+    def _first_of_each(
+        self, connection: BaseDatabaseWrapper, queues: Sequence[str], **bounds: SQL
+    ) -> list[Row]:
+        """Return queue, due time and clock of the first row and stream of each queue in bounds."""
         selects, params = [], []
-        for table, column in self._tables_by_due(connection):
-            due, given = self._in_queue(queue, column=column, until=(self.now, []))
-            selects.append(
-                f"SELECT * FROM (SELECT queue FROM {table} WHERE {due} "
-                f"ORDER BY {self.by_queue}{column} LIMIT 1) due"
-            )
-            params += given
-        with connection.cursor() as cursor:
-            cursor.execute(" UNION ALL ".join(selects), params)
-            return cursor.fetchone() is not None
+        for queue in queues:
+            for table in (EVENTS, STREAMS):
+                due, given = self._in_queue(queue, column=table.due, **bounds)
+                selects.append(
+                    f"SELECT * FROM (SELECT queue, {self._in_utc(table.due)} AS at, "
+                    f"{self._in_utc(self.now)} AS now FROM {self._by_due(connection, table)} "
+                    f"WHERE {due} ORDER BY {self.by_queue}{table.due} LIMIT 1) due"
+                )
+                params += given
+        return self._rows(connection, " UNION ALL ".join(selects), params)
 
     def other_queues(self, connection: BaseDatabaseWrapper, *, known: Collection[str]) -> list[str]:
         """Return queues besides the ``known`` ones that rows or streams wait in.
@@ -178,16 +272,15 @@ class EventLeases(Statements):
         """Return the first queue between each two of these sorted names, and at both ends."""
         selects, params = [], []
         for low, high in zip(["", *names], [*names, None], strict=True):
-            for table, column in self._tables_by_due(connection):
+            for table in (EVENTS, STREAMS):
                 below, more = ("", []) if high is None else ("AND queue < %s ", [high])
                 selects.append(
-                    f"SELECT * FROM (SELECT queue FROM {table} WHERE queue > %s {below}"
-                    f"AND {self._has_due_time(column)} ORDER BY queue, {column} LIMIT 1) gap"
+                    f"SELECT * FROM (SELECT queue FROM {self._by_due(connection, table)} "
+                    f"WHERE queue > %s {below}AND {self._has_due_time(table.due)} "
+                    f"ORDER BY queue, {table.due} LIMIT 1) gap"
                 )
                 params += [low, *more]
-        with connection.cursor() as cursor:
-            cursor.execute(" UNION ALL ".join(selects), params)
-            return {row[0] for row in cursor.fetchall()}
+        return {row[0] for row in self._rows(connection, " UNION ALL ".join(selects), params)}
 
     def move(
         self, connection: BaseDatabaseWrapper, *, ids: Sequence[str], queue: str, newest: datetime
@@ -206,7 +299,7 @@ class EventLeases(Statements):
         return f"{column} IS NOT NULL"
 
     def _wanted(self, claim: Claim) -> SQL:
-        """Return what a claim wants of rows, besides their queues and due times."""
+        """Return what a claim wants of rows besides their queues and due times, after an AND."""
         where, params = [], []
         if claim.ids is not None:
             one_of, ids = self._one_of(claim.ids)
@@ -216,45 +309,29 @@ class EventLeases(Statements):
             where.append(f"created_at <= {self.now_plus}")
             params.append(-claim.skip_recent)
         if claim.exclude:
-            one_of, ids = self._one_of(claim.exclude)
+            one_of, ids = self._one_of(claim.exclude, claim.table.key)
             where.append(f"NOT ({one_of})")
             params += ids
-        where.append(claim.state.value)
-        return " AND ".join(where), [*params, claim.me]
+        if claim.table is EVENTS:
+            where.append(claim.state.value)
+            params.append(claim.me)
+        return "".join(f" AND {each}" for each in where), params
 
     def _branches(self, connection: BaseDatabaseWrapper, claim: Claim) -> list[SQL]:
         """Return the condition of each branch of a claim, followed by its order."""
         until, (wanted, wanted_params) = self._until(connection, claim.at), self._wanted(claim)
+        table = claim.table
         if claim.ids is not None:
-            sql = f"available_at <= {until[0]} AND {wanted} ORDER BY available_at, id"
+            sql = f"{table.due} <= {until[0]}{wanted} ORDER BY {table.order}"
             return [(f"{sql} LIMIT %s", [*until[1], *wanted_params, len(claim.ids)])]
         found = []
         for branch in claim.branches:
             after = None if branch.since is None else (self.now_plus, [-branch.since])
-            due, params = self._in_queue(
-                branch.queue, column="available_at", after=after, until=until
-            )
-            sql = f"{due} AND {wanted} ORDER BY {self.by_queue}available_at, id LIMIT %s"
+            due, params = self._in_queue(branch.queue, column=table.due, after=after, until=until)
+            sql = f"{due}{wanted} ORDER BY {self.by_queue}{table.order} LIMIT %s"
             found.append((sql, [*params, *wanted_params, branch.limit]))
         return found
-
-    def _tables_by_due(
-        self, connection: BaseDatabaseWrapper
-    ) -> tuple[tuple[str, str], tuple[str, str]]:
-        """Return both tables for a SELECT by due time, and the column that has it."""
-        return (
-            (self._events_by_due(connection), "available_at"),
-            (self._streams_by_due(connection), "due_at"),
-        )
 
     def _event_by_id(self, connection: BaseDatabaseWrapper) -> str:
         """Return the event table as ``e``, for an UPDATE by id, with any index hint it needs."""
         return f"{self._event(connection)} AS e"
-
-    def _events_by_due(self, connection: BaseDatabaseWrapper) -> str:
-        """Return the event table for a SELECT by due time, with an index hint if it needs one."""
-        return self._event(connection)
-
-    def _streams_by_due(self, connection: BaseDatabaseWrapper) -> str:
-        """Return the stream table for a SELECT by due time, with an index hint if it needs one."""
-        return self._stream(connection)

@@ -13,7 +13,7 @@ from django.db.models import BooleanField
 from django.db.models.expressions import RawSQL
 
 from ...events import stored_instant
-from ..values import SQL, to_database
+from ..values import EVENTS, SQL, STREAMS, to_database
 from .claim import EventLeases
 
 # SQLite uses a partial index only if a query repeats its condition word for word.
@@ -165,9 +165,9 @@ class Inspection(EventLeases):
         Queues in which nothing is due are left out.
         """
         branches = [
-            self._queue_backlog(queue, *table, most=most)
+            self._queue_backlog(queue, self._by_due(connection, table), table.due, most=most)
             for queue in queues
-            for table in self._tables_by_due(connection)
+            for table in (EVENTS, STREAMS)
         ]
         found: dict[str, QueueBacklog] = {}
         for start in range(0, len(branches), TOGETHER):

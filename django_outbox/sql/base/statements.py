@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -11,7 +11,18 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...conf import table_name
 from ...events import stored_instant
-from ..values import PRIMARY_KEYS, SQL, Column, LeaseKind, Leases, Row, instant, marks, to_database
+from ..values import (
+    PRIMARY_KEYS,
+    SQL,
+    Column,
+    LeaseKind,
+    Leases,
+    Row,
+    Table,
+    instant,
+    marks,
+    to_database,
+)
 
 
 class Statements(ABC):
@@ -72,6 +83,17 @@ class Statements(ABC):
 
     def _stream(self, connection: BaseDatabaseWrapper) -> str:
         return self._table(connection, "outbox_stream")
+
+    def _columns(self, names: Iterable[str], of: str = "") -> str:
+        """Return columns of a SELECT; ``of``: the table's alias and a point, if it needs one."""
+        return ", ".join(self._column(each, of) for each in names)
+
+    def _column(self, name: str, of: str) -> str:
+        return of + (self.key if name == "key" else name)
+
+    def _by_due(self, connection: BaseDatabaseWrapper, table: Table) -> str:
+        """Return a table for a SELECT by queue and due time, with an index hint if it needs one."""
+        return self._table(connection, table.name)
 
     def _until(self, connection: BaseDatabaseWrapper, at: datetime | None) -> SQL:
         """Return until when rows are due: the database's now, or ``at`` instead."""

@@ -6,44 +6,65 @@ row from their write to their commit, so locked rows are skipped.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from datetime import datetime
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ...events import stored_instant
+from ...events import stored_instant, unrouted
 from ..values import (
+    KEYED,
     SQL,
-    Claimed,
+    STREAMS,
     Column,
     LeaseKind,
     Leases,
     Release,
-    StreamClaim,
     StreamQuery,
     StreamRows,
     instants,
-    marks,
 )
 from .claim import EventLeases
 
+TOGETHER = 50  # SELECTs in a UNION: with more, each costs twice as much to plan
+SEQ, STREAM = KEYED.index("seq"), KEYED.index("stream")
+
 
 class StreamLeases(EventLeases):
-    @abstractmethod
-    def claim_streams(self, connection: BaseDatabaseWrapper, claim: StreamClaim) -> Claimed:
-        """Lease due streams, oldest due first.
-
-        Return the name, the previous owner, the queue and the instant of the lease of each.
-        """
-
-    @abstractmethod
     def read_streams(self, connection: BaseDatabaseWrapper, read: StreamQuery) -> list[StreamRows]:
         """Read those of ``read.streams`` that ``read.me`` holds, and their next events in order.
 
         A stream's version is never newer than its events. So an event written meanwhile makes the
         release fail, and the stream is read again.
         """
+        mine, params = self._leased(connection, "outbox_stream", read.me, read.streams)
+        sql = f"SELECT stream, seq, {self.now} FROM {self._stream(connection)} WHERE {mine}"
+        found = [StreamRows(*row) for row in self._rows(connection, sql, params)]
+        columns = f"{self._columns(KEYED)}, {self._routed_until(connection, '%s')}"
+        selects = [
+            f"SELECT {columns} FROM {self._events_in_order(connection)} "
+            f"WHERE stream = %s AND {each} ORDER BY seq LIMIT %s"
+            for each in self._next_in_order(read)
+        ]
+        at_once = TOGETHER // len(selects)
+        for start in range(0, len(found), at_once):
+            some = {each.name: each for each in found[start : start + at_once]}
+            given = [
+                (each, [unrouted(name), name, read.limit]) for name in some for each in selects
+            ]
+            rows = self._rows(connection, *self._union(given))
+            for row in sorted(rows, key=lambda row: row[SEQ]):
+                some[row[STREAM]].rows.append(row)
+        for each in found:
+            del each.rows[read.limit :]
+        return found
+
+    def _next_in_order(self, read: StreamQuery) -> list[str]:
+        """Return the conditions of the events to be read, each for a SELECT of its own."""
+        statuses = "status IN (0, 2) AND " * (not read.dead_too)
+        due = f" AND (status <> 2 OR deliver_at <= {self.now})" if read.only_due_retries else ""
+        # The index is partial: a query has to repeat its condition.
+        return [f"{statuses}status IN (0, 2, 3){due}"]
 
     def _routed_until(self, connection: BaseDatabaseWrapper, stream: str) -> str:
         """Return the SQL of the first place of a key whose event is about to be routed, or NULL.
@@ -69,14 +90,14 @@ class StreamLeases(EventLeases):
             f"""AND NOT EXISTS (SELECT 1 FROM {event} dead WHERE dead.stream = {event}.stream
                 AND dead.seq < {event}.seq AND dead.status = 3 AND dead.status IN (0, 2, 3))"""
         ) * read.dead_too
-        with connection.cursor() as cursor:
-            cursor.execute(
-                f"""SELECT stream, {self._in_utc("MIN(deliver_at)")}
-                FROM {self._events_in_order(connection)} WHERE {one_of}
-                AND status = 2 AND status IN (0, 2, 3) {reachable} GROUP BY stream""",
-                streams,
-            )
-            found = {row[0]: stored_instant(row[1]) for row in cursor.fetchall()}
+        rows = self._rows(
+            connection,
+            f"""SELECT stream, {self._in_utc("MIN(deliver_at)")}
+            FROM {self._events_in_order(connection)} WHERE {one_of}
+            AND status = 2 AND status IN (0, 2, 3) {reachable} GROUP BY stream""",
+            streams,
+        )
+        found = {row[0]: stored_instant(row[1]) for row in rows}
         return {stream: due for stream, due in found.items() if due is not None}
 
     def note_starts(self, connection: BaseDatabaseWrapper, *, me: str, leases: Leases) -> int:
@@ -164,13 +185,13 @@ class StreamLeases(EventLeases):
     ) -> int:
         """Move unlocked streams that are due from one queue to another; return how many."""
         due, params = self._in_queue(of, column="due_at", until=(self.now, []))
-        with connection.cursor() as cursor:
-            cursor.execute(
-                f"SELECT stream FROM {self._streams_by_due(connection)} WHERE {due} "
-                f"ORDER BY {self.by_queue}due_at LIMIT %s",
-                [*params, limit],
-            )
-            one_of, streams = self._one_of([row[0] for row in cursor.fetchall()], "stream")
+        rows = self._rows(
+            connection,
+            f"SELECT stream FROM {self._by_due(connection, STREAMS)} WHERE {due} "
+            f"ORDER BY {self.by_queue}due_at LIMIT %s",
+            [*params, limit],
+        )
+        one_of, streams = self._one_of([row[0] for row in rows], "stream")
         if not streams:
             return 0
         return self._update_unlocked(
@@ -183,16 +204,3 @@ class StreamLeases(EventLeases):
     def _events_in_order(self, connection: BaseDatabaseWrapper) -> str:
         """Return the event table for a SELECT by stream, with an index hint if it needs one."""
         return self._event(connection)
-
-    def _branches_of_streams(
-        self, connection: BaseDatabaseWrapper, claim: StreamClaim
-    ) -> list[SQL]:
-        """Return the condition of each branch of a claim, followed by its order."""
-        until, found, excluded = self._until(connection, claim.at), [], [*claim.exclude]
-        others = f" AND stream NOT IN ({marks(excluded)})" if excluded else ""
-        for branch in claim.branches:
-            after = None if branch.since is None else (self.now_plus, [-branch.since])
-            due, params = self._in_queue(branch.queue, column="due_at", after=after, until=until)
-            sql = f"{due}{others} ORDER BY {self.by_queue}due_at LIMIT %s"
-            found.append((sql, [*params, *excluded, branch.limit]))
-        return found

@@ -14,7 +14,7 @@ from typing import Any
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...events import stored_instant
-from ..values import POSTPONED_FOR, PRIMARY_KEYS, DueRow, OpenBreaker, Pauses, to_database
+from ..values import EVENTS, POSTPONED_FOR, PRIMARY_KEYS, DueRow, OpenBreaker, Pauses, to_database
 from .claim import EventLeases
 from .insert import Inserting
 from .transactions import single_transaction
@@ -53,7 +53,7 @@ class Upkeep(EventLeases, Inserting):
             selects.append(
                 "SELECT * FROM (SELECT event_type, listener, id, "
                 f"{self._in_utc('available_at')} AS due_at, queue, {self._in_utc(self.now)} AS now "
-                f"FROM {self._events_by_due(connection)} WHERE {due} {behind} "
+                f"FROM {self._by_due(connection, EVENTS)} WHERE {due} {behind} "
                 f"ORDER BY {self.by_queue}available_at, id LIMIT %s) due"
             )
             params += [*given, *more, limit]

@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ...conf import CENTURY
 from ...events import UNROUTED_LANE
 from ..base.insert import Inserting, Written, lane_places, own_places
 from ..base.sequence_numbers import Places, due_of_followers
 from ..base.streams import StreamLeases
-from ..values import INSTANTS, KEYED, SQL, Claimed, StreamClaim, StreamQuery, StreamRows, claimed
-from .claim import as_table, lease_chosen, utc
+from ..values import INSTANTS, KEYED, SQL, StreamQuery, StreamRows
+from .claim import utc
 
 
 class PostgresStreams(StreamLeases, Inserting):
@@ -31,40 +30,6 @@ class PostgresStreams(StreamLeases, Inserting):
         with connection.cursor() as cursor:
             cursor.execute(f"{upsert} RETURNING stream, seq", params)
             return dict(cursor.fetchall())
-
-    def claim_streams(self, connection: BaseDatabaseWrapper, claim: StreamClaim) -> Claimed:
-        stream = self._stream(connection)
-        until = self._until(connection, claim.at)
-        branches, given = as_table(
-            connection,
-            ("text", "int", "float8"),
-            [
-                (each.queue, each.limit, CENTURY if each.since is None else each.since)
-                for each in claim.branches
-            ],
-        )
-        # As in the claim of events.
-        chosen = f"""SELECT chosen.* FROM {branches} b (queue, n, age), LATERAL (
-            SELECT stream, due_at, locked_by FROM {stream}
-            WHERE (queue, due_at) >= (b.queue, {self.now} - b.age * interval '1 second')
-            AND (queue, due_at) <= (b.queue, {until[0]})
-            AND due_at IS NOT NULL AND stream <> ALL(%s)
-            ORDER BY queue, due_at LIMIT b.n FOR UPDATE SKIP LOCKED) chosen"""
-        rows = lease_chosen(
-            connection,
-            table=stream,
-            primary_key="stream",
-            chosen=(chosen, [*given, *until[1], [*claim.exclude]]),
-            changes=(
-                f"due_at = {self.now_plus}, locked_by = %s, locked_at = {self.now}",
-                [claim.lease, claim.me],
-            ),
-            returning=f"""e.stream, before.locked_by, e.queue, {utc("before.due_at")},
-                {utc("e.locked_at")}""",
-        )
-        rows.sort(key=lambda row: row[3])
-        found = [(*row[:3], row[4]) for row in rows]
-        return claimed(found, seen=rows, branches=claim.branches, due=3, queue=2)
 
     def read_streams(self, connection: BaseDatabaseWrapper, read: StreamQuery) -> list[StreamRows]:
         # In one snapshot, but never in the claim's, which is older than its locks.

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from ..base.dialect import Dialect
 from .claim import SQLiteEventLeases
-from .streams import SQLiteStreams
 from .upkeep import SQLiteUpkeep
 
 
-class SQLite(SQLiteEventLeases, SQLiteStreams, SQLiteUpkeep, Dialect):
+class SQLite(SQLiteEventLeases, SQLiteUpkeep, Dialect):
     """The clock is SQLite's own, so that all processes share it. Its resolution is 1 ms."""
 
     row_lock = ""

@@ -1,8 +1,8 @@
 -- claim what is due
 
-(SELECT `id`, `attempts`, `rescues`, `listener`, `routes`, `queue`, `history`, `occurred_at`, `created_at`,
-          `deliver_at`, `first_due_at`, `event_id`, `event_type`, `aggregate_type`, `aggregate_id`, `tenant_id`,
-          `payload`, `headers`, `unique_key`, `key`, `stream`, available_at, locked_by, UTC_TIMESTAMP(6)
+(SELECT id, attempts, rescues, listener, routes, queue, history, occurred_at, created_at, deliver_at,
+          first_due_at, event_id, event_type, aggregate_type, aggregate_id, tenant_id, payload, headers, unique_key, `key`,
+          stream, available_at, locked_by, UTC_TIMESTAMP(6)
    FROM `outbox_event`
    FORCE INDEX (outbox_event_queue_cdb4ee2a)
    WHERE queue = %s
@@ -14,9 +14,9 @@
    ORDER BY available_at, id
    LIMIT %s)
 UNION ALL
-  (SELECT `id`, `attempts`, `rescues`, `listener`, `routes`, `queue`, `history`, `occurred_at`, `created_at`,
-          `deliver_at`, `first_due_at`, `event_id`, `event_type`, `aggregate_type`, `aggregate_id`, `tenant_id`,
-          `payload`, `headers`, `unique_key`, `key`, `stream`, available_at, locked_by, UTC_TIMESTAMP(6)
+  (SELECT id, attempts, rescues, listener, routes, queue, history, occurred_at, created_at, deliver_at,
+          first_due_at, event_id, event_type, aggregate_type, aggregate_id, tenant_id, payload, headers, unique_key, `key`,
+          stream, available_at, locked_by, UTC_TIMESTAMP(6)
    FROM `outbox_event`
    FORCE INDEX (outbox_event_queue_cdb4ee2a)
    WHERE queue = %s
@@ -27,11 +27,11 @@ UNION ALL
    ORDER BY available_at, id
    LIMIT %s);
 
-UPDATE `outbox_event`
+UPDATE `outbox_event` e
 FORCE INDEX (PRIMARY)
-SET rescues = rescues + CASE WHEN locked_by IS NULL
-                                 OR locked_by = %s THEN 0 ELSE 1
-                        END, locked_by = %s, locked_at = %s, available_at = UTC_TIMESTAMP(6) + INTERVAL %s SECOND
+SET rescues = e.rescues + CASE WHEN e.locked_by IS NULL
+                                   OR e.locked_by = %s THEN 0 ELSE 1
+                          END, locked_by = %s, locked_at = %s, available_at = UTC_TIMESTAMP(6) + INTERVAL %s SECOND
 WHERE id IN (%s, %s)
   AND available_at <= %s
   AND (rescues < 2
@@ -46,9 +46,9 @@ WHERE id IN (%s, %s)
 
 -- claim what is due at a time
 
-SELECT `id`, `attempts`, `rescues`, `listener`, `routes`, `queue`, `history`, `occurred_at`, `created_at`,
-       `deliver_at`, `first_due_at`, `event_id`, `event_type`, `aggregate_type`, `aggregate_id`, `tenant_id`, `payload`,
-       `headers`, `unique_key`, `key`, `stream`, available_at, locked_by, UTC_TIMESTAMP(6)
+SELECT id, attempts, rescues, listener, routes, queue, history, occurred_at, created_at, deliver_at,
+       first_due_at, event_id, event_type, aggregate_type, aggregate_id, tenant_id, payload, headers, unique_key, `key`,
+       stream, available_at, locked_by, UTC_TIMESTAMP(6)
 FROM `outbox_event`
 FORCE INDEX (outbox_event_queue_cdb4ee2a)
 WHERE queue = %s
@@ -60,11 +60,11 @@ WHERE queue = %s
 ORDER BY available_at, id
 LIMIT %s;
 
-UPDATE `outbox_event`
+UPDATE `outbox_event` e
 FORCE INDEX (PRIMARY)
-SET rescues = rescues + CASE WHEN locked_by IS NULL
-                                 OR locked_by = %s THEN 0 ELSE 1
-                        END, locked_by = %s, locked_at = %s, available_at = UTC_TIMESTAMP(6) + INTERVAL %s SECOND
+SET rescues = e.rescues + CASE WHEN e.locked_by IS NULL
+                                   OR e.locked_by = %s THEN 0 ELSE 1
+                          END, locked_by = %s, locked_at = %s, available_at = UTC_TIMESTAMP(6) + INTERVAL %s SECOND
 WHERE id IN (%s, %s)
   AND available_at <= %s
   AND (rescues < 2
@@ -77,9 +77,9 @@ WHERE id IN (%s, %s)
   AND locked_by = %s
   AND locked_at = %s;
 
-SELECT `id`, `attempts`, `rescues`, `listener`, `routes`, `queue`, `history`, `occurred_at`, `created_at`,
-       `deliver_at`, `first_due_at`, `event_id`, `event_type`, `aggregate_type`, `aggregate_id`, `tenant_id`, `payload`,
-       `headers`, `unique_key`, `key`, `stream`, available_at, locked_by, UTC_TIMESTAMP(6)
+SELECT id, attempts, rescues, listener, routes, queue, history, occurred_at, created_at, deliver_at,
+       first_due_at, event_id, event_type, aggregate_type, aggregate_id, tenant_id, payload, headers, unique_key, `key`,
+       stream, available_at, locked_by, UTC_TIMESTAMP(6)
 FROM `outbox_event`
 FORCE INDEX (outbox_event_queue_cdb4ee2a)
 WHERE queue = %s
@@ -95,8 +95,8 @@ UPDATE SKIP LOCKED;
 
 -- claim by id
 
-SELECT `id`, `attempts`, `rescues`, `listener`, `routes`, `queue`, `history`, `occurred_at`, `created_at`,
-       `deliver_at`, `first_due_at`, available_at, locked_by, UTC_TIMESTAMP(6)
+SELECT id, attempts, rescues, listener, routes, queue, history, occurred_at, created_at, deliver_at,
+       first_due_at, available_at, locked_by, UTC_TIMESTAMP(6)
 FROM `outbox_event`
 WHERE available_at <= UTC_TIMESTAMP(6)
   AND id IN (%s, %s)
@@ -108,11 +108,11 @@ WHERE available_at <= UTC_TIMESTAMP(6)
 ORDER BY available_at, id
 LIMIT %s;
 
-UPDATE `outbox_event`
+UPDATE `outbox_event` e
 FORCE INDEX (PRIMARY)
-SET rescues = rescues + CASE WHEN locked_by IS NULL
-                                 OR locked_by = %s THEN 0 ELSE 1
-                        END, locked_by = %s, locked_at = %s, available_at = UTC_TIMESTAMP(6) + INTERVAL %s SECOND
+SET rescues = e.rescues + CASE WHEN e.locked_by IS NULL
+                                   OR e.locked_by = %s THEN 0 ELSE 1
+                          END, locked_by = %s, locked_at = %s, available_at = UTC_TIMESTAMP(6) + INTERVAL %s SECOND
 WHERE id IN (%s)
   AND available_at <= %s
   AND (rescues < 2
@@ -125,8 +125,8 @@ WHERE id IN (%s)
   AND locked_by = %s
   AND locked_at = %s;
 
-SELECT `id`, `attempts`, `rescues`, `listener`, `routes`, `queue`, `history`, `occurred_at`, `created_at`,
-       `deliver_at`, `first_due_at`, available_at, locked_by, UTC_TIMESTAMP(6)
+SELECT id, attempts, rescues, listener, routes, queue, history, occurred_at, created_at, deliver_at,
+       first_due_at, available_at, locked_by, UTC_TIMESTAMP(6)
 FROM `outbox_event`
 WHERE available_at <= UTC_TIMESTAMP(6)
   AND id IN (%s, %s)
@@ -142,7 +142,7 @@ UPDATE SKIP LOCKED;
 
 -- claim streams
 
-(SELECT stream, locked_by, queue, due_at, UTC_TIMESTAMP(6)
+(SELECT stream, queue, due_at, locked_by, UTC_TIMESTAMP(6)
    FROM `outbox_stream`
    FORCE INDEX (outbox_stream_queue_cdb4ee2a)
    WHERE queue = %s
@@ -152,7 +152,7 @@ UPDATE SKIP LOCKED;
    LIMIT %s
    FOR UPDATE SKIP LOCKED)
 UNION ALL
-  (SELECT stream, locked_by, queue, due_at, UTC_TIMESTAMP(6)
+  (SELECT stream, queue, due_at, locked_by, UTC_TIMESTAMP(6)
    FROM `outbox_stream`
    FORCE INDEX (outbox_stream_queue_cdb4ee2a)
    WHERE queue = %s
@@ -163,15 +163,15 @@ UNION ALL
 
 UPDATE
   (SELECT stream
-   FROM `outbox_stream`
+   FROM `outbox_stream` e
    FORCE INDEX (PRIMARY)
    WHERE stream IN (%s, %s)
      AND due_at <= %s
    LIMIT %s
    FOR UPDATE SKIP LOCKED) unlocked
-STRAIGHT_JOIN `outbox_stream` s
-FORCE INDEX (PRIMARY) ON s.stream = unlocked.stream
-SET s.due_at = UTC_TIMESTAMP(6) + INTERVAL %s SECOND, s.locked_by = %s, s.locked_at = %s;
+STRAIGHT_JOIN `outbox_stream` e
+FORCE INDEX (PRIMARY) ON e.stream = unlocked.stream
+SET locked_by = %s, locked_at = %s, due_at = UTC_TIMESTAMP(6) + INTERVAL %s SECOND;
 
 SELECT stream
 FROM `outbox_stream`
@@ -181,23 +181,23 @@ WHERE stream IN (%s, %s)
 
 -- claim streams, some excluded
 
-(SELECT stream, locked_by, queue, due_at, UTC_TIMESTAMP(6)
+(SELECT stream, queue, due_at, locked_by, UTC_TIMESTAMP(6)
    FROM `outbox_stream`
    FORCE INDEX (outbox_stream_queue_cdb4ee2a)
    WHERE queue = %s
      AND due_at >= UTC_TIMESTAMP(6) + INTERVAL %s SECOND
      AND due_at <= UTC_TIMESTAMP(6)
-     AND stream NOT IN (%s)
+     AND NOT (stream IN (%s))
    ORDER BY due_at
    LIMIT %s
    FOR UPDATE SKIP LOCKED)
 UNION ALL
-  (SELECT stream, locked_by, queue, due_at, UTC_TIMESTAMP(6)
+  (SELECT stream, queue, due_at, locked_by, UTC_TIMESTAMP(6)
    FROM `outbox_stream`
    FORCE INDEX (outbox_stream_queue_cdb4ee2a)
    WHERE queue = %s
      AND due_at <= UTC_TIMESTAMP(6)
-     AND stream NOT IN (%s)
+     AND NOT (stream IN (%s))
    ORDER BY due_at
    LIMIT %s
    FOR UPDATE SKIP LOCKED);
@@ -210,9 +210,9 @@ WHERE stream IN (%s, %s)
   AND locked_by = %s
   AND locked_at IN (%s);
 
-(SELECT `id`, `attempts`, `rescues`, `listener`, `routes`, `queue`, `history`, `occurred_at`, `created_at`,
-          `deliver_at`, `first_due_at`, `event_id`, `event_type`, `aggregate_type`, `aggregate_id`, `tenant_id`,
-          `payload`, `headers`, `unique_key`, `key`, `stream`, `seq`, `status`,
+(SELECT id, attempts, rescues, listener, routes, queue, history, occurred_at, created_at, deliver_at,
+          first_due_at, event_id, event_type, aggregate_type, aggregate_id, tenant_id, payload, headers, unique_key, `key`,
+          stream, seq, status,
      (SELECT MIN(u.seq)
       FROM `outbox_event` u
       WHERE u.stream = %s
@@ -227,9 +227,9 @@ WHERE stream IN (%s, %s)
    ORDER BY seq
    LIMIT %s)
 UNION ALL
-  (SELECT `id`, `attempts`, `rescues`, `listener`, `routes`, `queue`, `history`, `occurred_at`, `created_at`,
-          `deliver_at`, `first_due_at`, `event_id`, `event_type`, `aggregate_type`, `aggregate_id`, `tenant_id`,
-          `payload`, `headers`, `unique_key`, `key`, `stream`, `seq`, `status`,
+  (SELECT id, attempts, rescues, listener, routes, queue, history, occurred_at, created_at, deliver_at,
+          first_due_at, event_id, event_type, aggregate_type, aggregate_id, tenant_id, payload, headers, unique_key, `key`,
+          stream, seq, status,
      (SELECT MIN(u.seq)
       FROM `outbox_event` u
       WHERE u.stream = %s
@@ -252,9 +252,9 @@ WHERE stream IN (%s, %s)
   AND locked_by = %s
   AND locked_at IN (%s);
 
-(SELECT `id`, `attempts`, `rescues`, `listener`, `routes`, `queue`, `history`, `occurred_at`, `created_at`,
-          `deliver_at`, `first_due_at`, `event_id`, `event_type`, `aggregate_type`, `aggregate_id`, `tenant_id`,
-          `payload`, `headers`, `unique_key`, `key`, `stream`, `seq`, `status`,
+(SELECT id, attempts, rescues, listener, routes, queue, history, occurred_at, created_at, deliver_at,
+          first_due_at, event_id, event_type, aggregate_type, aggregate_id, tenant_id, payload, headers, unique_key, `key`,
+          stream, seq, status,
      (SELECT MIN(u.seq)
       FROM `outbox_event` u
       WHERE u.stream = %s
@@ -269,9 +269,9 @@ WHERE stream IN (%s, %s)
    ORDER BY seq
    LIMIT %s)
 UNION ALL
-  (SELECT `id`, `attempts`, `rescues`, `listener`, `routes`, `queue`, `history`, `occurred_at`, `created_at`,
-          `deliver_at`, `first_due_at`, `event_id`, `event_type`, `aggregate_type`, `aggregate_id`, `tenant_id`,
-          `payload`, `headers`, `unique_key`, `key`, `stream`, `seq`, `status`,
+  (SELECT id, attempts, rescues, listener, routes, queue, history, occurred_at, created_at, deliver_at,
+          first_due_at, event_id, event_type, aggregate_type, aggregate_id, tenant_id, payload, headers, unique_key, `key`,
+          stream, seq, status,
      (SELECT MIN(u.seq)
       FROM `outbox_event` u
       WHERE u.stream = %s
@@ -287,9 +287,9 @@ UNION ALL
    ORDER BY seq
    LIMIT %s)
 UNION ALL
-  (SELECT `id`, `attempts`, `rescues`, `listener`, `routes`, `queue`, `history`, `occurred_at`, `created_at`,
-          `deliver_at`, `first_due_at`, `event_id`, `event_type`, `aggregate_type`, `aggregate_id`, `tenant_id`,
-          `payload`, `headers`, `unique_key`, `key`, `stream`, `seq`, `status`,
+  (SELECT id, attempts, rescues, listener, routes, queue, history, occurred_at, created_at, deliver_at,
+          first_due_at, event_id, event_type, aggregate_type, aggregate_id, tenant_id, payload, headers, unique_key, `key`,
+          stream, seq, status,
      (SELECT MIN(u.seq)
       FROM `outbox_event` u
       WHERE u.stream = %s
@@ -870,7 +870,7 @@ FROM
 
 SELECT *
 FROM
-  (SELECT queue
+  (SELECT queue, available_at AS at, UTC_TIMESTAMP(6) AS now
    FROM `outbox_event`
    FORCE INDEX (outbox_event_queue_cdb4ee2a)
    WHERE queue = %s
@@ -880,7 +880,7 @@ FROM
 UNION ALL
 SELECT *
 FROM
-  (SELECT queue
+  (SELECT queue, due_at AS at, UTC_TIMESTAMP(6) AS now
    FROM `outbox_stream`
    FORCE INDEX (outbox_stream_queue_cdb4ee2a)
    WHERE queue = %s

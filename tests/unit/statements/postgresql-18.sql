@@ -136,15 +136,20 @@ WHERE e.id = ANY(ARRAY
 -- claim streams
 
 UPDATE "outbox_stream" e
-SET due_at = statement_timestamp() + %s * interval '1 second', locked_by = %s, locked_at = statement_timestamp()
+SET locked_by = %s, locked_at = statement_timestamp(), due_at = statement_timestamp() + %s * interval '1 second'
+FROM
+  (SELECT set_config('synchronous_commit', 'off', true)) unflushed
 WHERE e.stream = ANY(ARRAY
                        (SELECT stream
                         FROM
-                          (SELECT chosen.*
+                          (SELECT chosen.*, b.most_bytes
                            FROM (
-                                 VALUES (%s::text, %s::int, %s::float8), (%s::text,
-                                                                      %s::int, %s::float8)) b (queue,
-                                                                                               n, age), LATERAL
+                                 VALUES (%s::text, %s::int, %s::float8, %s::int), (%s::text,
+                                                                               %s::int, %s::float8, %s::int)) b (queue,
+
+                                                                                                                 n,
+                                                                                                                 age,
+                                                                                                                 most_bytes), LATERAL
                              (SELECT stream, due_at, locked_by
                               FROM "outbox_stream"
                               WHERE (queue, due_at) >= (b.queue,
@@ -152,25 +157,30 @@ WHERE e.stream = ANY(ARRAY
                                 AND (queue, due_at) <= (b.queue,
                                       statement_timestamp())
                                 AND due_at IS NOT NULL
-                                AND stream <> ALL(%s)
                               ORDER BY queue, due_at
                               LIMIT b.n
                               FOR UPDATE SKIP LOCKED) chosen) due)) RETURNING WITH (OLD AS
-                                                                                    before) e.stream, before.locked_by,
-                                                                                   e.queue, before.due_at AT TIME ZONE 'UTC', e.locked_at AT TIME ZONE 'UTC';
+                                                                                    before) e.stream, e.queue,
+                                                                                   before.due_at AT TIME ZONE 'UTC', before.locked_by,
+                                                                                                                     e.locked_at AT TIME ZONE 'UTC';
 
 -- claim streams, some excluded
 
 UPDATE "outbox_stream" e
-SET due_at = statement_timestamp() + %s * interval '1 second', locked_by = %s, locked_at = statement_timestamp()
+SET locked_by = %s, locked_at = statement_timestamp(), due_at = statement_timestamp() + %s * interval '1 second'
+FROM
+  (SELECT set_config('synchronous_commit', 'off', true)) unflushed
 WHERE e.stream = ANY(ARRAY
                        (SELECT stream
                         FROM
-                          (SELECT chosen.*
+                          (SELECT chosen.*, b.most_bytes
                            FROM (
-                                 VALUES (%s::text, %s::int, %s::float8), (%s::text,
-                                                                      %s::int, %s::float8)) b (queue,
-                                                                                               n, age), LATERAL
+                                 VALUES (%s::text, %s::int, %s::float8, %s::int), (%s::text,
+                                                                               %s::int, %s::float8, %s::int)) b (queue,
+
+                                                                                                                 n,
+                                                                                                                 age,
+                                                                                                                 most_bytes), LATERAL
                              (SELECT stream, due_at, locked_by
                               FROM "outbox_stream"
                               WHERE (queue, due_at) >= (b.queue,
@@ -178,12 +188,13 @@ WHERE e.stream = ANY(ARRAY
                                 AND (queue, due_at) <= (b.queue,
                                       statement_timestamp())
                                 AND due_at IS NOT NULL
-                                AND stream <> ALL(%s)
+                                AND NOT (stream = ANY(%s))
                               ORDER BY queue, due_at
                               LIMIT b.n
                               FOR UPDATE SKIP LOCKED) chosen) due)) RETURNING WITH (OLD AS
-                                                                                    before) e.stream, before.locked_by,
-                                                                                   e.queue, before.due_at AT TIME ZONE 'UTC', e.locked_at AT TIME ZONE 'UTC';
+                                                                                    before) e.stream, e.queue,
+                                                                                   before.due_at AT TIME ZONE 'UTC', before.locked_by,
+                                                                                                                     e.locked_at AT TIME ZONE 'UTC';
 
 -- read streams
 
@@ -823,7 +834,7 @@ FROM
 
 SELECT *
 FROM
-  (SELECT queue
+  (SELECT queue, available_at AT TIME ZONE 'UTC' AS at, statement_timestamp() AT TIME ZONE 'UTC' AS now
    FROM "outbox_event"
    WHERE (queue, available_at) >= (%s, '-infinity')
      AND (queue, available_at) <= (%s, statement_timestamp())
@@ -833,7 +844,7 @@ FROM
 UNION ALL
 SELECT *
 FROM
-  (SELECT queue
+  (SELECT queue, due_at AT TIME ZONE 'UTC' AS at, statement_timestamp() AT TIME ZONE 'UTC' AS now
    FROM "outbox_stream"
    WHERE (queue, due_at) >= (%s, '-infinity')
      AND (queue, due_at) <= (%s, statement_timestamp())

@@ -125,45 +125,48 @@ WHERE e.id = before.id RETURNING e.id, e.attempts, e.rescues, e.listener, e.rout
 
 WITH
 before AS MATERIALIZED
-  (SELECT chosen.*
-   FROM unnest(%s::text[], %s::int[], %s::float8[]) b (queue,
-                                                       n, age), LATERAL
+  (SELECT chosen.*, b.most_bytes
+   FROM unnest(%s::text[], %s::int[], %s::float8[], %s::int[]) b (queue,
+                                                                  n, age, most_bytes), LATERAL
      (SELECT stream, due_at, locked_by
       FROM "outbox_stream"
       WHERE (queue, due_at) >= (b.queue, statement_timestamp() - b.age * interval '1 second')
         AND (queue, due_at) <= (b.queue, statement_timestamp())
         AND due_at IS NOT NULL
-        AND stream <> ALL(%s)
       ORDER BY queue, due_at
       LIMIT b.n
       FOR UPDATE SKIP LOCKED) chosen)
 UPDATE "outbox_stream" e
-SET due_at = statement_timestamp() + %s * interval '1 second', locked_by = %s, locked_at = statement_timestamp()
+SET locked_by = %s, locked_at = statement_timestamp(), due_at = statement_timestamp() + %s * interval '1 second'
 FROM
-before
-WHERE e.stream = before.stream RETURNING e.stream, before.locked_by, e.queue, before.due_at AT TIME ZONE 'UTC', e.locked_at AT TIME ZONE 'UTC';
+before,
+  (SELECT set_config('synchronous_commit', 'off', true)) unflushed
+WHERE e.stream = before.stream RETURNING e.stream, e.queue, before.due_at AT TIME ZONE 'UTC', before.locked_by,
+                                                                                              e.locked_at AT TIME ZONE 'UTC';
 
 -- claim streams, some excluded
 
 WITH
 before AS MATERIALIZED
-  (SELECT chosen.*
-   FROM unnest(%s::text[], %s::int[], %s::float8[]) b (queue,
-                                                       n, age), LATERAL
+  (SELECT chosen.*, b.most_bytes
+   FROM unnest(%s::text[], %s::int[], %s::float8[], %s::int[]) b (queue,
+                                                                  n, age, most_bytes), LATERAL
      (SELECT stream, due_at, locked_by
       FROM "outbox_stream"
       WHERE (queue, due_at) >= (b.queue, statement_timestamp() - b.age * interval '1 second')
         AND (queue, due_at) <= (b.queue, statement_timestamp())
         AND due_at IS NOT NULL
-        AND stream <> ALL(%s)
+        AND NOT (stream = ANY(%s))
       ORDER BY queue, due_at
       LIMIT b.n
       FOR UPDATE SKIP LOCKED) chosen)
 UPDATE "outbox_stream" e
-SET due_at = statement_timestamp() + %s * interval '1 second', locked_by = %s, locked_at = statement_timestamp()
+SET locked_by = %s, locked_at = statement_timestamp(), due_at = statement_timestamp() + %s * interval '1 second'
 FROM
-before
-WHERE e.stream = before.stream RETURNING e.stream, before.locked_by, e.queue, before.due_at AT TIME ZONE 'UTC', e.locked_at AT TIME ZONE 'UTC';
+before,
+  (SELECT set_config('synchronous_commit', 'off', true)) unflushed
+WHERE e.stream = before.stream RETURNING e.stream, e.queue, before.due_at AT TIME ZONE 'UTC', before.locked_by,
+                                                                                              e.locked_at AT TIME ZONE 'UTC';
 
 -- read streams
 
@@ -803,7 +806,7 @@ FROM
 
 SELECT *
 FROM
-  (SELECT queue
+  (SELECT queue, available_at AT TIME ZONE 'UTC' AS at, statement_timestamp() AT TIME ZONE 'UTC' AS now
    FROM "outbox_event"
    WHERE (queue, available_at) >= (%s, '-infinity')
      AND (queue, available_at) <= (%s, statement_timestamp())
@@ -813,7 +816,7 @@ FROM
 UNION ALL
 SELECT *
 FROM
-  (SELECT queue
+  (SELECT queue, due_at AT TIME ZONE 'UTC' AS at, statement_timestamp() AT TIME ZONE 'UTC' AS now
    FROM "outbox_stream"
    WHERE (queue, due_at) >= (%s, '-infinity')
      AND (queue, due_at) <= (%s, statement_timestamp())

@@ -12,7 +12,7 @@ FROM
                                                                                                             headers,
                                                                                                             unique_key,
                                                                                                             key,
-                                                                                                            stream, +available_at AS due_at,
+                                                                                                            stream, +available_at,
                                                                                                                      locked_by,
                                                                                                                      strftime('%%Y-%%m-%%d %%H:%%M:%%f000',
 
@@ -39,7 +39,7 @@ FROM
                                                                                                             headers,
                                                                                                             unique_key,
                                                                                                             key,
-                                                                                                            stream, +available_at AS due_at,
+                                                                                                            stream, +available_at,
                                                                                                                      locked_by,
                                                                                                                      strftime('%%Y-%%m-%%d %%H:%%M:%%f000',
 
@@ -53,12 +53,12 @@ FROM
    ORDER BY queue, available_at, id
    LIMIT %s);
 
-UPDATE "outbox_event"
-SET rescues = rescues + CASE WHEN locked_by IS NULL
-                                 OR locked_by = %s THEN 0 ELSE 1
-                        END, locked_by = %s, locked_at = %s,
-                        available_at = strftime('%%Y-%%m-%%d %%H:%%M:%%f000',
-                                         'now', %s || ' seconds')
+UPDATE "outbox_event" AS e
+SET rescues = e.rescues + CASE WHEN e.locked_by IS NULL
+                                   OR e.locked_by = %s THEN 0 ELSE 1
+                          END, locked_by = %s, locked_at = %s,
+                          available_at = strftime('%%Y-%%m-%%d %%H:%%M:%%f000',
+                                           'now', %s || ' seconds')
 WHERE (id IN (%s, %s)
        AND attempts = %s)
   AND +available_at <= %s
@@ -84,7 +84,7 @@ SELECT id, attempts, rescues, listener, routes, queue, history, +occurred_at, +c
                                                                                                          headers,
                                                                                                          unique_key,
                                                                                                          key,
-                                                                                                         stream, +available_at AS due_at,
+                                                                                                         stream, +available_at,
                                                                                                                   locked_by,
                                                                                                                   strftime('%%Y-%%m-%%d %%H:%%M:%%f000',
 
@@ -99,12 +99,12 @@ WHERE queue = %s
 ORDER BY queue, available_at, id
 LIMIT %s;
 
-UPDATE "outbox_event"
-SET rescues = rescues + CASE WHEN locked_by IS NULL
-                                 OR locked_by = %s THEN 0 ELSE 1
-                        END, locked_by = %s, locked_at = %s,
-                        available_at = strftime('%%Y-%%m-%%d %%H:%%M:%%f000',
-                                         'now', %s || ' seconds')
+UPDATE "outbox_event" AS e
+SET rescues = e.rescues + CASE WHEN e.locked_by IS NULL
+                                   OR e.locked_by = %s THEN 0 ELSE 1
+                          END, locked_by = %s, locked_at = %s,
+                          available_at = strftime('%%Y-%%m-%%d %%H:%%M:%%f000',
+                                           'now', %s || ' seconds')
 WHERE (id IN (%s, %s)
        AND attempts = %s)
   AND +available_at <= %s
@@ -128,7 +128,7 @@ SELECT id, attempts, rescues, listener, routes, queue, history, +occurred_at, +c
                                                                                                          headers,
                                                                                                          unique_key,
                                                                                                          key,
-                                                                                                         stream, +available_at AS due_at,
+                                                                                                         stream, +available_at,
                                                                                                                   locked_by,
                                                                                                                   strftime('%%Y-%%m-%%d %%H:%%M:%%f000',
 
@@ -145,7 +145,7 @@ LIMIT %s;
 
 -- claim by id
 
-SELECT id, attempts, rescues, listener, routes, queue, history, +occurred_at, +created_at, +deliver_at, +first_due_at, +available_at AS due_at,
+SELECT id, attempts, rescues, listener, routes, queue, history, +occurred_at, +created_at, +deliver_at, +first_due_at, +available_at,
                                                                                                                         locked_by,
                                                                                                                         strftime('%%Y-%%m-%%d %%H:%%M:%%f000',
 
@@ -161,12 +161,12 @@ WHERE available_at <= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')
 ORDER BY available_at, id
 LIMIT %s;
 
-UPDATE "outbox_event"
-SET rescues = rescues + CASE WHEN locked_by IS NULL
-                                 OR locked_by = %s THEN 0 ELSE 1
-                        END, locked_by = %s, locked_at = %s,
-                        available_at = strftime('%%Y-%%m-%%d %%H:%%M:%%f000',
-                                         'now', %s || ' seconds')
+UPDATE "outbox_event" AS e
+SET rescues = e.rescues + CASE WHEN e.locked_by IS NULL
+                                   OR e.locked_by = %s THEN 0 ELSE 1
+                          END, locked_by = %s, locked_at = %s,
+                          available_at = strftime('%%Y-%%m-%%d %%H:%%M:%%f000',
+                                           'now', %s || ' seconds')
 WHERE (id IN (%s)
        AND attempts = %s)
   AND +available_at <= %s
@@ -180,7 +180,7 @@ WHERE id IN (%s)
   AND locked_by = %s
   AND locked_at = %s;
 
-SELECT id, attempts, rescues, listener, routes, queue, history, +occurred_at, +created_at, +deliver_at, +first_due_at, +available_at AS due_at,
+SELECT id, attempts, rescues, listener, routes, queue, history, +occurred_at, +created_at, +deliver_at, +first_due_at, +available_at,
                                                                                                                         locked_by,
                                                                                                                         strftime('%%Y-%%m-%%d %%H:%%M:%%f000',
 
@@ -200,8 +200,8 @@ LIMIT %s;
 
 SELECT *
 FROM
-  (SELECT stream, locked_by, queue, due_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f000',
-                                              'now')
+  (SELECT stream, queue, +due_at, locked_by, strftime('%%Y-%%m-%%d %%H:%%M:%%f000',
+                                               'now')
    FROM "outbox_stream"
    WHERE queue = %s
      AND due_at >= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now', %s || ' seconds')
@@ -211,16 +211,17 @@ FROM
 UNION ALL
 SELECT *
 FROM
-  (SELECT stream, locked_by, queue, due_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f000',
-                                              'now')
+  (SELECT stream, queue, +due_at, locked_by, strftime('%%Y-%%m-%%d %%H:%%M:%%f000',
+                                               'now')
    FROM "outbox_stream"
    WHERE queue = %s
      AND due_at <= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')
    ORDER BY queue, due_at
    LIMIT %s);
 
-UPDATE "outbox_stream"
-SET due_at = strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now', %s || ' seconds'), locked_by = %s, locked_at = %s
+UPDATE "outbox_stream" AS e
+SET locked_by = %s, locked_at = %s, due_at = strftime('%%Y-%%m-%%d %%H:%%M:%%f000',
+                                               'now', %s || ' seconds')
 WHERE stream IN (%s, %s)
   AND +due_at <= %s;
 
@@ -234,24 +235,24 @@ WHERE stream IN (%s, %s)
 
 SELECT *
 FROM
-  (SELECT stream, locked_by, queue, due_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f000',
-                                              'now')
+  (SELECT stream, queue, +due_at, locked_by, strftime('%%Y-%%m-%%d %%H:%%M:%%f000',
+                                               'now')
    FROM "outbox_stream"
    WHERE queue = %s
      AND due_at >= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now', %s || ' seconds')
      AND due_at <= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')
-     AND stream NOT IN (%s)
+     AND NOT (stream IN (%s))
    ORDER BY queue, due_at
    LIMIT %s)
 UNION ALL
 SELECT *
 FROM
-  (SELECT stream, locked_by, queue, due_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f000',
-                                              'now')
+  (SELECT stream, queue, +due_at, locked_by, strftime('%%Y-%%m-%%d %%H:%%M:%%f000',
+                                               'now')
    FROM "outbox_stream"
    WHERE queue = %s
      AND due_at <= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')
-     AND stream NOT IN (%s)
+     AND NOT (stream IN (%s))
    ORDER BY queue, due_at
    LIMIT %s);
 
@@ -263,24 +264,32 @@ WHERE stream IN (%s, %s)
   AND locked_by = %s
   AND locked_at IN (%s);
 
-SELECT *
-FROM
-  (SELECT id, attempts, rescues, listener, routes, queue, history, occurred_at, created_at, deliver_at,
-          first_due_at, event_id, event_type, aggregate_type, aggregate_id, tenant_id, payload, headers, unique_key, key,
-          stream, seq, status,
-     (SELECT MIN(u.seq)
-      FROM "outbox_event" u
-      WHERE u.stream = %s
-        AND u.status IN (0, 2)
-        AND u.status IN (0, 2, 3)
-        AND (u.available_at <= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')
-             OR u.locked_by IS NOT NULL))
-   FROM "outbox_event"
-   WHERE stream = %s
-     AND status IN (0, 2)
-     AND status IN (0, 2, 3)
-   ORDER BY seq
-   LIMIT %s);
+SELECT id, attempts, rescues, listener, routes, queue, history, +occurred_at, +created_at, +deliver_at, +first_due_at,
+                                                                                                         event_id,
+                                                                                                         event_type,
+                                                                                                         aggregate_type,
+                                                                                                         aggregate_id,
+                                                                                                         tenant_id,
+                                                                                                         payload,
+                                                                                                         headers,
+                                                                                                         unique_key,
+                                                                                                         key,
+                                                                                                         stream,
+                                                                                                         seq,
+                                                                                                         status,
+  (SELECT MIN(u.seq)
+   FROM "outbox_event" u
+   WHERE u.stream = %s
+     AND u.status IN (0, 2)
+     AND u.status IN (0, 2, 3)
+     AND (u.available_at <= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')
+          OR u.locked_by IS NOT NULL))
+FROM "outbox_event"
+WHERE stream = %s
+  AND status IN (0, 2)
+  AND status IN (0, 2, 3)
+ORDER BY seq
+LIMIT %s;
 
 -- read streams, dead and due alone
 
@@ -290,25 +299,33 @@ WHERE stream IN (%s, %s)
   AND locked_by = %s
   AND locked_at IN (%s);
 
-SELECT *
-FROM
-  (SELECT id, attempts, rescues, listener, routes, queue, history, occurred_at, created_at, deliver_at,
-          first_due_at, event_id, event_type, aggregate_type, aggregate_id, tenant_id, payload, headers, unique_key, key,
-          stream, seq, status,
-     (SELECT MIN(u.seq)
-      FROM "outbox_event" u
-      WHERE u.stream = %s
-        AND u.status IN (0, 2)
-        AND u.status IN (0, 2, 3)
-        AND (u.available_at <= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')
-             OR u.locked_by IS NOT NULL))
-   FROM "outbox_event"
-   WHERE stream = %s
-     AND status IN (0, 2, 3)
-     AND (status <> 2
-          OR deliver_at <= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now'))
-   ORDER BY seq
-   LIMIT %s);
+SELECT id, attempts, rescues, listener, routes, queue, history, +occurred_at, +created_at, +deliver_at, +first_due_at,
+                                                                                                         event_id,
+                                                                                                         event_type,
+                                                                                                         aggregate_type,
+                                                                                                         aggregate_id,
+                                                                                                         tenant_id,
+                                                                                                         payload,
+                                                                                                         headers,
+                                                                                                         unique_key,
+                                                                                                         key,
+                                                                                                         stream,
+                                                                                                         seq,
+                                                                                                         status,
+  (SELECT MIN(u.seq)
+   FROM "outbox_event" u
+   WHERE u.stream = %s
+     AND u.status IN (0, 2)
+     AND u.status IN (0, 2, 3)
+     AND (u.available_at <= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')
+          OR u.locked_by IS NOT NULL))
+FROM "outbox_event"
+WHERE stream = %s
+  AND status IN (0, 2, 3)
+  AND (status <> 2
+       OR deliver_at <= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now'))
+ORDER BY seq
+LIMIT %s;
 
 -- next retries
 
@@ -760,7 +777,7 @@ FROM
 
 SELECT *
 FROM
-  (SELECT queue
+  (SELECT queue, available_at AS at, strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now') AS now
    FROM "outbox_event"
    WHERE queue = %s
      AND available_at <= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')
@@ -769,7 +786,7 @@ FROM
 UNION ALL
 SELECT *
 FROM
-  (SELECT queue
+  (SELECT queue, due_at AS at, strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now') AS now
    FROM "outbox_stream"
    WHERE queue = %s
      AND due_at <= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')
