@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Sequence
 from datetime import datetime
-from itertools import chain
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
@@ -31,7 +30,6 @@ from ..values import (
 )
 from .statements import Statements
 
-AT_ONCE = 25  # rows to fetch before their payload size is checked
 # A claim counts the workers that an event was lost with; the parameter is the claimer.
 COUNT_RESCUE = (
     "rescues = e.rescues + CASE WHEN e.locked_by IS NULL OR e.locked_by = %s THEN 0 ELSE 1 END"
@@ -79,8 +77,7 @@ class EventLeases(Statements):
         )
         with connection.cursor() as cursor:
             cursor.execute(sql, params)
-            batches = iter(lambda: cursor.fetchmany(AT_ONCE), [])
-            kept, cut = claim.cut(chain.from_iterable(batches))
+            kept, cut = claim.cut(cursor)
         return sorted(kept, key=lambda row: (row[-3], row[0])), cut
 
     def _lease(self, connection: BaseDatabaseWrapper, claim: Claim, rows: list[Row]) -> list[Row]:
