@@ -145,15 +145,15 @@ def _deliver(
         noted: defaultdict[str, list[str]] = defaultdict(list)
         for each in part:
             receipts = locked[each.event_id]
-            known = {entry for text in receipts.values() for entry in text.split()}
-            if receipts and each.route_to(title, " ".join(known)):
-                receipt = " ".join(sorted({*known, route.entry}))
-                noted[receipt] += receipts
-                sources[receipt].append(min(receipts))
+            known = " ".join({*receipts.values()})  # one and the same text, as a rule
+            if receipts and each.route_to(title, known):
+                noted[known] += receipts
+                sources[known].append(min(receipts))
                 given.append(row_id(each.event_id, route.digest))
-        for receipt, ids in noted.items():
+        for known, ids in noted.items():
+            receipt = " ".join(sorted({*known.split(), route.entry}))
             dialect.note_receipt(connection, ids=ids, receipt=receipt)
-            dialect.add_rows(connection, ids=sources[receipt], route=route, receipt=receipt)
+            dialect.add_rows(connection, ids=sources[known], route=route, receipt=receipt)
         if spacing is not None:
             _space(rows._all_rows(), given, spacing)
     return len(given)
@@ -165,14 +165,16 @@ def _lock(connection: BaseDatabaseWrapper, part: Sequence[Source]) -> dict[str, 
     An event can have a row for each digest in its receipts, which may have got more meanwhile.
     """
     dialect, locked = dialect_of(connection), {each.event_id: dict[str, str]() for each in part}
-    wanted = {id_ for each in part for id_ in _ids(each.event_id, each.receipt or "")}
+    read = {each.event_id: each.receipt or "" for each in part}
+    wanted = {id_ for event_id, receipt in read.items() for id_ in _ids(event_id, receipt)}
     asked: set[str] = set()
     while more := sorted(wanted - asked):
         asked |= wanted
         for id_, event_id, receipt in dialect.lock_rows(connection, more):
             if event_id in locked:
                 locked[event_id][id_] = receipt
-                wanted |= _ids(event_id, receipt)
+                if receipt != read[event_id]:
+                    wanted |= _ids(event_id, receipt)
     return locked
 
 

@@ -194,7 +194,7 @@ def test_events_of_a_key_arrive_in_the_order_of_their_commits(
         monkeypatch.setattr(deliver_to, name, size)
     commits = [(key, place) for place in (5, 2, 7, 1, 9, 3, 8, 4, 6, 0) for key in ("k", "z", None)]
     for key, place in commits:  # their ids are in another order
-        written(1, "", "mail", key=key, event_id=f"{place}{key}", drained=False)
+        written(1, "", "mail", key=key, event_id=f"{place}{key}")
     got: list[tuple[str | None, str]] = []
     with listening(lambda event: got.append((event.key, event.event_id)), name="ledger"):
         parts = deliver_to.deliver_parts(OutboxEvent.objects.all(), deliver_to.registered(LEDGER))
