@@ -22,6 +22,7 @@ from .replay import (
     BATCH_SIZE,
     Spacing,
     change_waiting,
+    delete_rows,
     due_at,
     in_streams,
     mark_dead,
@@ -199,7 +200,7 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
 
     def cancel(self) -> int:
         """Delete the pending events among these that no worker has leased; return how many."""
-        return change_waiting(self._updatable(), lambda rows: rows.delete()[0], events_discarded)
+        return change_waiting(self._updatable(), delete_rows, events_discarded)
 
     def reschedule(self, due: datetime | timedelta) -> int:
         """Make the pending events among these that no worker has leased due then; return how many.
@@ -305,8 +306,8 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
 
     def _discard_dead(self) -> int:
         dead = self._dead_rows()
-        count = dead.filter(ALONE).delete()[0]
-        count += in_streams(dead, lambda rows: rows.delete()[0])
+        count = delete_rows(dead.filter(ALONE))
+        count += in_streams(dead, delete_rows)
         if count:
             announce(events_discarded, sender=self._write_alias(), count=count)
         return count

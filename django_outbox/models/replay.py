@@ -158,6 +158,19 @@ def mark_dead(rows: OutboxQuerySet) -> int:
     )
 
 
+def delete_rows(rows: OutboxQuerySet) -> int:
+    """Delete these rows, locked first, in one transaction; return how many.
+
+    If a project listens to deletions, Django reads the rows and deletes them by their ids alone. A
+    worker could lease one in between.
+    """
+    with transaction.atomic(using=rows._write_alias()):
+        ids = [*_locked(rows).order_by("pk").values_list("pk", flat=True)]
+        for start in range(0, len(ids), BATCH_SIZE):
+            rows._all_rows().filter(pk__in=ids[start : start + BATCH_SIZE]).delete()
+    return len(ids)
+
+
 def change_waiting(rows: OutboxQuerySet, change: Change, signal: Signal | None = None) -> int:
     """Apply a change to pending events that no worker has leased, in one transaction; count them.
 

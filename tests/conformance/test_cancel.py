@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from django.db import connection, transaction
+from django.db.models.signals import pre_delete
 
 import django_outbox as outbox
 from django_outbox.listeners.outcomes import Status
@@ -20,6 +21,7 @@ from tests.table import (
     claim,
     elsewhere,
     ids_claimed_by_an_engine,
+    in_thread,
     insert,
     keyed,
     listening,
@@ -94,6 +96,22 @@ def test_a_claim_leaves_what_an_open_transaction_cancels() -> None:
     with elsewhere(lambda: outbox.cancel(event_id=cancelled)):
         assert ids_claimed_by_an_engine() in ([], [row(other).pk])
     assert left() == [row(other).pk]
+
+
+@several_writers
+def test_a_claim_leaves_what_is_cancelled_while_a_project_listens_to_deletions() -> None:
+    (event_id,) = write()
+    found: list[list[str]] = []
+
+    def take(**_: Any) -> None:
+        found.append(in_thread(ids_claimed_by_an_engine).result(30))
+
+    pre_delete.connect(take)
+    try:
+        assert outbox.cancel(event_id=event_id) == 1
+    finally:
+        pre_delete.disconnect(take)
+    assert found == [[]]
 
 
 @pytest.mark.parametrize(
