@@ -48,9 +48,7 @@ def once(source: str, message_id: Any, *, using: str | None = None) -> Iterator[
     transactions.require_charset(connection, (source, message_id))
     with transaction.atomic(using=alias):
         try:
-            is_new = dialect_of(connection).receive(
-                connection, source=source, message_id=message_id
-            )
+            is_new = dialect_of(connection).receive(source=source, message_id=message_id)
         except DatabaseError as error:
             transactions.raise_if_missing_table(connection, error)
             raise

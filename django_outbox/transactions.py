@@ -76,7 +76,7 @@ def raise_if_missing_table(connection: BaseDatabaseWrapper, error: DatabaseError
 
 def require_charset(connection: BaseDatabaseWrapper, texts: Iterable[str]) -> None:
     """Raise ``InvalidEvent`` if the connection's charset lacks a character of these texts."""
-    if (found := dialect_of(connection).unstorable(connection, texts)) is not None:
+    if (found := dialect_of(connection).unstorable(texts)) is not None:
         raise InvalidEvent(
             f"The character {found!r} (U+{ord(found):04X}) is not in the charset of the connection "
             f"{connection.alias!r}, so it would be stored as a question mark. Expected charset "

@@ -90,7 +90,7 @@ def row(columns: Sequence[str], **values: Any) -> tuple[Any, ...]:
     return tuple(known.get(name) for name in columns)
 
 
-def calls() -> dict[str, tuple[Callable[[Any, Any], object], list[list[tuple[Any, ...]]]]]:
+def calls() -> dict[str, tuple[Callable[[Any], object], list[list[tuple[Any, ...]]]]]:
     """Return what is called with a dialect and a connection, and what its statements answer."""
     claimed_row = (*row(FULL), TEXT, None, TEXT)
     stream_row = ("s", "default", TEXT, None, TEXT)
@@ -102,29 +102,26 @@ def calls() -> dict[str, tuple[Callable[[Any, Any], object], list[list[tuple[Any
     route = Route("order.placed:mail", "d1", "mail", "mail")
     both: list[list[tuple[Any, ...]]] = [[claimed_row, (*row(FULL, id="b"), TEXT, None, TEXT)]]
 
-    def claim(**options: Any) -> Callable[[Any, Any], object]:
-        return lambda dialect, connection: dialect.claim(
-            connection, Claim(me="w", lease=30.0, **options)
-        )
+    def claim(**options: Any) -> Callable[[Any], object]:
+        return lambda dialect: dialect.claim(Claim(me="w", lease=30.0, **options))
 
-    def streams(**options: Any) -> Callable[[Any, Any], object]:
-        return lambda dialect, connection: dialect.claim(
-            connection,
+    def streams(**options: Any) -> Callable[[Any], object]:
+        return lambda dialect: dialect.claim(
             Claim(
                 table=STREAMS,
                 me="w",
                 lease=30.0,
                 branches=[Branch("default", 10, 60.0), Branch("mail", 5)],
                 **options,
-            ),
+            )
         )
 
-    def read(**options: Any) -> Callable[[Any, Any], object]:
+    def read(**options: Any) -> Callable[[Any], object]:
         query = StreamQuery(me="w", streams={"s": NOW, "t": NOW}, limit=32, **options)
-        return lambda dialect, connection: dialect.read_streams(connection, query)
+        return lambda dialect: dialect.read_streams(query)
 
-    def named(method: str, **options: Any) -> Callable[[Any, Any], object]:
-        return lambda dialect, connection: getattr(dialect, method)(connection, **options)
+    def named(method: str, **options: Any) -> Callable[[Any], object]:
+        return lambda dialect: getattr(dialect, method)(**options)
 
     keyed = {"kind": LeaseKind.STREAM}
     heads: list[list[tuple[Any, ...]]] = [[("s", 7, TEXT)], [(*row(KEYED, stream="s", seq=7), 9)]]
@@ -140,8 +137,8 @@ def calls() -> dict[str, tuple[Callable[[Any, Any], object], list[list[tuple[Any
         "read streams": (read(), heads),
         "read streams, dead and due alone": (read(dead_too=True, only_due_retries=True), heads),
         "next retries": (
-            lambda dialect, connection: dialect.next_retries(
-                connection, StreamQuery(me="w", streams=LEASES, limit=32, dead_too=True)
+            lambda dialect: dialect.next_retries(
+                StreamQuery(me="w", streams=LEASES, limit=32, dead_too=True)
             ),
             [],
         ),
@@ -204,12 +201,12 @@ def calls() -> dict[str, tuple[Callable[[Any, Any], object], list[list[tuple[Any
 def sent(server: str) -> Iterator[str]:
     """Yield the statements that a server gets, each behind the comment that says what it is for."""
     facts = SERVERS[server]
-    dialect, quote = DIALECTS[facts["vendor"]], "`" if facts["vendor"] == "mysql" else '"'
+    quote = "`" if facts["vendor"] == "mysql" else '"'
     for name, (call, answers) in calls().items():
         connection = Server(quote, facts)
         if facts["vendor"] != "postgresql" or not name.startswith(AT_ONCE):
             connection.answers = [[*each] for each in answers]
-        call(dialect, connection)
+        call(DIALECTS[facts["vendor"]](connection))  # type: ignore[arg-type]
         yield f"-- {name}"
         yield from (f"{sql};" for sql in connection.sent)
 

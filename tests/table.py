@@ -45,7 +45,7 @@ PLACED = "order.placed"
 
 def now() -> datetime:
     """Return the time of the database's clock."""
-    return dialect_of(connection).clock(connection)
+    return dialect_of(connection).clock()
 
 
 def insert(
@@ -294,7 +294,7 @@ def due_claim(
 
 def claimed(me: str = "me", **more: Any) -> Claimed:
     """Claim on this thread's connection."""
-    return dialect_of(connection).claim(connection, due_claim(me, **more))
+    return dialect_of(connection).claim(due_claim(me, **more))
 
 
 def claim(me: str = "me", **more: Any) -> list[Any]:
@@ -307,7 +307,7 @@ def ids_claimed_by_an_engine(me: str = "me", **more: Any) -> list[str]:
     """Claim as a worker does, on a connection that waits a second at most for a lock."""
     own = engine_connection("default", lock_wait=1)
     try:
-        return sorted(each[0] for each in dialect_of(own).claim(own, due_claim(me, **more)).rows)
+        return sorted(each[0] for each in dialect_of(own).claim(due_claim(me, **more)).rows)
     finally:
         own.close()
 

@@ -31,7 +31,7 @@ def leases(limit: int = 100) -> list[Lease]:
     """Claim what is due, and route it."""
     claim = Claim(me="me", lease=30, branches=[Branch("default", limit)])
     deadline = time.monotonic() + 24
-    rows = dialect_of(connection).claim(connection, claim).rows
+    rows = dialect_of(connection).claim(claim).rows
     found = [lease_from_row(each, FULL, deadline=deadline, me="me") for each in rows]
     routing.complete(connection, found)
     return found
@@ -181,7 +181,7 @@ def kept_error(error: BaseException) -> str:
     """Return last_error as the database stores it."""
     (event_id,) = insert()
     decision = delivered(raising(error), retry=outbox.Fixed())
-    dialect_of(connection).settle_all(connection, me="me", endings=endings([(event_id, decision)]))
+    dialect_of(connection).settle_all(me="me", endings=endings([(event_id, decision)]))
     return row(event_id).last_error or ""
 
 

@@ -155,9 +155,7 @@ def test_what_waits_too_long_is_released_with_its_old_due_time(settings: Any) ->
 def test_no_thread_starts_what_is_just_being_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise two workers would run it at the same time."""
     (event_id,) = insert(due=-9)
-    found = dialect_of(connection).claim(
-        connection, Claim(me="me", lease=30, branches=[Branch("default", 1)])
-    )
+    found = dialect_of(connection).claim(Claim(me="me", lease=30, branches=[Branch("default", 1)]))
     (leased_row,) = found.rows
     waiting = lease_from_row(leased_row, FULL, deadline=monotonic() + 20, me="me")
     waiting.claimed_at -= 10

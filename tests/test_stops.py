@@ -103,7 +103,7 @@ def threads_have_ended() -> bool:
 def lose(*keys: str) -> None:
     """Let a worker claim every stream, then end the leases of these keys, as if it were lost."""
     wanted = Claim(table=STREAMS, me="a lost worker", lease=30, branches=[Branch("default", 100)])
-    dialect_of(connection).claim(connection, wanted)
+    dialect_of(connection).claim(wanted)
     end_stream_leases(*keys)
 
 

@@ -135,7 +135,7 @@ def test_heads_of_more_streams_than_a_statement_takes() -> None:
     for n in range(60):
         events(f"k{n}", NEW)
     keys = [stream_of("", f"k{n}") for n in range(60)]
-    assert len(dialect_of(connection).heads(connection, streams=keys, statuses=(0, 2, 3))) == 60
+    assert len(dialect_of(connection).heads(streams=keys, statuses=(0, 2, 3))) == 60
 
 
 def test_36_a_purge_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -193,7 +193,7 @@ def apply_to_batch(
     are locked elsewhere are skipped, so that the action does not wait for them.
     """
     connection = connections[batch.db]
-    with dialect_of(connection).read_committed(connection):
+    with dialect_of(connection).read_committed():
         locked = action.applicable(batch).order_by().lock_unlocked()
         events = OutboxEvent.objects.using(batch.db).filter(pk__in=locked)
         logged = list(events.order_by("pk").defer(*LONG_TEXTS)) if locked else []

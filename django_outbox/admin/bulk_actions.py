@@ -61,7 +61,7 @@ class BulkProgress:
 def begin(alias: str, *, total: int, is_all: bool, about: Sequence[str] = ()) -> BulkProgress:
     """Return the progress at the beginning. ``about``: which events were chosen, for the log."""
     connection = connections[alias]
-    now = dialect_of(connection).clock(connection)
+    now = dialect_of(connection).clock()
     text = "; ".join(map(str, about))[:MAX_ABOUT]
     return BulkProgress(until=now.isoformat(), total=total, is_all=is_all, about=text)
 

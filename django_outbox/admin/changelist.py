@@ -132,7 +132,7 @@ class EventList(ChangeList):
         newest = self.matching.order_by("-pk").values_list("pk", flat=True)
         connection = connections[self.matching.db]
         try:
-            with dialect_of(connection).time_limit(connection, SCAN_SECONDS):
+            with dialect_of(connection).time_limit(SCAN_SECONDS):
                 ids = [*newest[: MATCH_LIMIT + 1]]
         except OperationalError:  # if it is not the time, the next query raises the same
             return self._among_newest()

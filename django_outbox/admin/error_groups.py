@@ -72,7 +72,7 @@ class CausesAdmin(ConfirmationAdmin):
         if not self.has_view_or_change_permission(request):
             raise PermissionDenied
         found = causes.load_causes(self.alias, MAX_CAUSES)
-        now = dialect_of(connections[self.alias]).clock(connections[self.alias])
+        now = dialect_of(connections[self.alias]).clock()
         context = {
             "title": gettext("Dead events by cause"),
             "lines": [self._line(request, each, now) for each in found.causes],

@@ -83,7 +83,7 @@ class PauseForm(forms.ModelForm):  # type: ignore[type-arg]
             return None
         connection = connections[router.db_for_write(OutboxPause)]
         until = timezone.localtime(as_utc(given))
-        if fault := until_error(until, dialect_of(connection).clock(connection)):
+        if fault := until_error(until, dialect_of(connection).clock()):
             raise ValidationError(fault)
         return until
 

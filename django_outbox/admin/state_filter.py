@@ -70,9 +70,7 @@ def _up_to_limit(rows: Rows, where: Q) -> ScanResult:
 
 def scan_dead(rows: Rows, span: Span) -> ScanResult:
     connection = connections[rows.db]
-    condition, count, next_id = dialect_of(connection).dead_condition(
-        connection, span=span, most=DEAD_LIMIT
-    )
+    condition, count, next_id = dialect_of(connection).dead_condition(span=span, most=DEAD_LIMIT)
     if next_id is None:
         return ScanResult(where=Q(condition))
     return ScanResult(
@@ -86,7 +84,7 @@ def _scan_blocked(rows: Rows, span: Span) -> ScanResult:
     blocked = OutboxStream.objects.using(rows.db).blocked().order_by("due_at", "pk")
     keys = [*blocked.values_list("pk", flat=True)[: MAX_BLOCKED_STREAMS + 1]]
     chosen, dialect = keys[:MAX_BLOCKED_STREAMS], dialect_of(connection)
-    ids = dialect.waiting(connection, streams=chosen, most=MAX_EVENTS_PER_STREAM) if keys else []
+    ids = dialect.waiting(streams=chosen, most=MAX_EVENTS_PER_STREAM) if keys else []
     is_all = len(keys) <= MAX_BLOCKED_STREAMS and len(ids) < MAX_EVENTS_PER_STREAM
     return ScanResult(where=Q(pk__in=ids), scanned=len(ids), is_all=is_all)
 

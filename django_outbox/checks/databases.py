@@ -85,7 +85,7 @@ def _schema(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
 def _isolation(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
     if conf.problems() or conf.current().MODE != "ordered":
         return  # in other modes it is unknown which events have keys
-    if level := dialect_of(connection).failing_isolation(connection):
+    if level := dialect_of(connection).failing_isolation():
         yield Warning(
             f"The transactions of {connection.alias!r} are {level}. A write with a key, and in "
             'OUTBOX["MODE"] "ordered" nearly all have one, fails there with a serialization error '
@@ -96,7 +96,7 @@ def _isolation(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
 
 
 def _statement_size(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
-    largest = dialect_of(connection).largest_statement(connection)
+    largest = dialect_of(connection).largest_statement()
     if largest is None or conf.problems():
         return
     most = conf.current().MAX_PAYLOAD_BYTES
@@ -114,7 +114,7 @@ def _statement_size(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
 def _statement_log(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
     if conf.problems() or conf.current().MODE == "writer_only":
         return  # no worker
-    if dialect_of(connection).logs_statements(connection):
+    if dialect_of(connection).logs_statements():
         yield Error(
             f"The server of {connection.alias!r} writes statements to its binary log "
             "(binlog_format=STATEMENT). Workers use READ COMMITTED, where it then refuses every "
@@ -125,7 +125,7 @@ def _statement_log(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
 
 
 def _charset(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
-    if charset := dialect_of(connection).weak_charset(connection):
+    if charset := dialect_of(connection).weak_charset():
         yield Error(
             f"The connection {connection.alias!r} has the charset {charset}, which lacks "
             "characters. Writes with one of them are refused.",

@@ -55,7 +55,7 @@ def check_servers(
 
 def _protocol_only(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
     """Yield E028: a server that accepts ``SKIP LOCKED`` but locks nothing delivers twice."""
-    version_text = dialect_of(connection).version_text(connection)
+    version_text = dialect_of(connection).version_text()
     for mark, name in PROTOCOL_ONLY.items():
         if mark in version_text:
             yield Error(

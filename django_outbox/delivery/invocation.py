@@ -135,7 +135,7 @@ class Invocation:
         """Commit the decisions with the listener's changes, without a timeout; errors undo both."""
         connection, answer, has_begun = connections[self.alias], None, False
         try:
-            with dialect_of(connection).read_committed(connection):
+            with dialect_of(connection).read_committed():
                 has_begun = True
                 answer = self.call_intercepted(timed, call, args)
                 if not isinstance(answer, BaseException) and not self.commit(answer):

@@ -143,9 +143,9 @@ def _grouped(groups: Iterable[_Group]) -> dict[str, Cause]:
 
 def _groups(alias: str, rows: OutboxQuerySet | None) -> list[_Group]:
     connection = connections[alias]
-    since = dialect_of(connection).clock(connection) - timedelta(seconds=LATELY)
+    since = dialect_of(connection).clock() - timedelta(seconds=LATELY)
     if rows is None:
-        found = dialect_of(connection).dead_causes(connection, since=since, most=MAX_GROUPS)
+        found = dialect_of(connection).dead_causes(since=since, most=MAX_GROUPS)
         return [
             _Group._make([*row[:5], *map(stored_instant, row[5:7]), int(row[7])]) for row in found
         ]

@@ -40,14 +40,14 @@ def counts(alias: str) -> Counts:
     """Count events at a cost that does not grow with the table."""
     connection = connections[alias]
     dialect = dialect_of(connection)
-    rows, newest = dialect.estimated_rows(connection), dict[str, int]()
+    rows, newest = dialect.estimated_rows(), dict[str, int]()
     if rows <= MAX_EXACT_COUNT:
         newest = OutboxEvent.objects.using(alias).newest(MAX_EXACT_COUNT + 1).counts_by_status()
         if sum(newest.values()) <= MAX_EXACT_COUNT:
             return Counts(numbers=newest)
     pending, is_capped = _pending(alias)
     numbers = {each.name: pending[each.name] for each in Status}
-    numbers["DEAD"] = dialect.count_dead(connection)
+    numbers["DEAD"] = dialect.count_dead()
     at_least = [each.name for each in Status if each in UNSETTLED and is_capped]
     estimated = ["DONE"]
     if newest:  # there are more rows than the statistics say

@@ -148,7 +148,7 @@ def load_overview(alias: str, *, causes: Causes | None = None) -> Overview:
 def _causes(alias: str, known: Causes | None) -> Causes:
     """Return the causes; to group all dead events takes longer than all other queries together."""
     if known is not None:
-        total = dialect_of(connections[alias]).count_dead(connections[alias])
+        total = dialect_of(connections[alias]).count_dead()
         if total >= known.total:
             return replace(known, total=total)
     return load_causes(alias, limit=MAX_CAUSES)
@@ -158,7 +158,7 @@ def backlog(alias: str) -> BacklogByType:
     """Count unsettled events without a key by type and state, those due first."""
     by_type: defaultdict[str, TypeBacklog] = defaultdict(TypeBacklog)
     connection = connections[alias]
-    rows = dialect_of(connection).backlog_by_type(connection, most=MAX_EVENTS)
+    rows = dialect_of(connection).backlog_by_type(most=MAX_EVENTS)
     for event_type, state, count, first in rows:
         setattr(by_type[event_type], state, count)
         if state == "due":

@@ -73,7 +73,7 @@ class QueueState:
 def queue_names(alias: str) -> list[str]:
     """Return the configured queues, then others that rows wait in, at a bounded cost."""
     connection, known = connections[alias], [*current().queues]
-    others = dialect_of(connection).other_queues(connection, known=known)
+    others = dialect_of(connection).other_queues(known=known)
     return [*known, *others][:MAX_QUEUES]
 
 
@@ -90,9 +90,7 @@ def queue_states(
     delivers = settings.MODE != "writer_only"
     names = queue_names(alias) if delivers else [*settings.queues]
     backlogs = (
-        dialect_of(connection).queue_backlogs(connection, queues=names, most=COUNT_LIMIT)
-        if delivers
-        else {}
+        dialect_of(connection).queue_backlogs(queues=names, most=COUNT_LIMIT) if delivers else {}
     )
     if pauses is None:
         pauses = OutboxPause.objects.using(alias).filter(kind__in=CLOSING_KINDS)

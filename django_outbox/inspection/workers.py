@@ -58,7 +58,7 @@ def clock_and_workers(alias: str) -> tuple[datetime, list[WorkerInfo]]:
     rows: Any = OutboxWorker.objects.using(alias).annotate(seen_at=DatabaseNow())
     found = [*rows.order_by("-heartbeat_at", "pk")[:MAX_WORKERS]]
     if not found:
-        return dialect_of(connections[alias]).clock(connections[alias]), []
+        return dialect_of(connections[alias]).clock(), []
     now: datetime = found[0].seen_at
     workers = (_worker_info(row, age(row.heartbeat_at, now)) for row in found)
     return now, sorted(workers, key=lambda each: (each.started_at, each.id))

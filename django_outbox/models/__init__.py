@@ -244,7 +244,7 @@ class OutboxWorker(models.Model):
 def live_workers(alias: str, *, but: str = "") -> list[dict[str, Any]]:
     """Return what the rows of live workers say: those with a heartbeat in the last LEASE."""
     connection = connections[alias]
-    lately = dialect_of(connection).clock(connection) - timedelta(seconds=current().LEASE)
+    lately = dialect_of(connection).clock() - timedelta(seconds=current().LEASE)
     rows = OutboxWorker.objects.using(alias).filter(heartbeat_at__gt=lately).exclude(pk=but)
     return [json.loads(info) for info in rows.values_list("info", flat=True) if info]
 

@@ -138,8 +138,8 @@ def _deliver(
     route = next(found for each in part if (found := each.route_to(title, each.receipt)))
     streams = [stream_of(route.lane, each.key) for each in part if each.key is not None]
     sources: defaultdict[str, list[str]] = defaultdict(list)
-    with dialect.read_committed(connection):
-        dialect.wake_streams(connection, streams, queue=route.queue)
+    with dialect.read_committed():
+        dialect.wake_streams(streams, queue=route.queue)
         locked = _lock(connection, part)
         given: list[str] = []
         noted: defaultdict[str, list[str]] = defaultdict(list)
@@ -152,8 +152,8 @@ def _deliver(
                 given.append(row_id(each.event_id, route.digest))
         for known, ids in noted.items():
             receipt = " ".join(sorted({*known.split(), route.entry}))
-            dialect.note_receipt(connection, ids=ids, receipt=receipt)
-            dialect.add_rows(connection, ids=sources[known], route=route, receipt=receipt)
+            dialect.note_receipt(ids=ids, receipt=receipt)
+            dialect.add_rows(ids=sources[known], route=route, receipt=receipt)
         if spacing is not None:
             _space(rows._all_rows(), given, spacing)
     return len(given)
@@ -170,7 +170,7 @@ def _lock(connection: BaseDatabaseWrapper, part: Sequence[Source]) -> dict[str, 
     asked: set[str] = set()
     while more := sorted(wanted - asked):
         asked |= wanted
-        for id_, event_id, receipt in dialect.lock_rows(connection, more):
+        for id_, event_id, receipt in dialect.lock_rows(more):
             if event_id in locked:
                 locked[event_id][id_] = receipt
                 if receipt != read[event_id]:

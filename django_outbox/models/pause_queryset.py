@@ -197,7 +197,7 @@ class _ResumedBacklog:
         self._alias, self._connection = alias, connections[alias]
         self._kind, self._name = kind, name
         self._dialect = dialect_of(self._connection)
-        now = self._dialect.clock(self._connection)
+        now = self._dialect.clock()
         # No row was postponed beyond this, and a worker that postpones now sees the resume.
         self._until = now + timedelta(seconds=max(POSTPONED_FOR, current().LEASE))
 
@@ -223,7 +223,7 @@ class _ResumedBacklog:
             if not ids:
                 return
             low = rows.filter(pk=ids[-1]).order_by().values_list("available_at", flat=True).first()
-            yield self._dialect.resume(self._connection, ids=ids)
+            yield self._dialect.resume(ids=ids)
 
     def wake_streams(self) -> Iterator[int]:
         """Make streams due whose first event waited; a new version undoes a late postponement."""
@@ -243,7 +243,7 @@ class _ResumedBacklog:
         """Return those of these streams whose first event may have waited."""
         from . import OutboxEvent
 
-        heads = self._dialect.heads(self._connection, streams=keys, statuses=UNSETTLED)
+        heads = self._dialect.heads(streams=keys, statuses=UNSETTLED)
         events = OutboxEvent.objects.using(self._alias).filter(pk__in=[*heads.values()])
         if self._kind == "event_type":
             events = events.filter(event_type=self._name)
@@ -252,5 +252,5 @@ class _ResumedBacklog:
 
     def _wake(self, keys: Sequence[str]) -> int:
         if keys:
-            self._dialect.wake_streams(self._connection, keys)
+            self._dialect.wake_streams(keys)
         return len(keys)

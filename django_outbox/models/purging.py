@@ -67,4 +67,4 @@ def _seconds(age: float) -> timedelta:
 
 
 def _clock(alias: str) -> datetime:
-    return dialect_of(connections[alias]).clock(connections[alias])
+    return dialect_of(connections[alias]).clock()

@@ -49,7 +49,7 @@ class TableQuerySet(models.QuerySet[M]):
     def _clock(self) -> datetime:
         """Return the database's current time, aware."""
         connection = self._connection()
-        return dialect_of(connection).clock(connection)
+        return dialect_of(connection).clock()
 
     def _delete_unlocked(self) -> int:
         """Delete those of these rows that no other session has locked; return how many.
@@ -63,7 +63,7 @@ class TableQuerySet(models.QuerySet[M]):
         connection, count, refused = self._connection(), 0, 0
         ids = [*self.values_list("pk", flat=True)]
         nothing: list[Any] = [type(each)() for each in ids[:1]]  # no row has "" or 0 as its key
-        dialect_of(connection).delete(connection, self.table, ids=nothing)
+        dialect_of(connection).delete(self.table, ids=nothing)
         for part in in_halves(
             connection, ids, lambda some: self.filter(pk__in=some)._delete_together(), accepts=True
         ):
@@ -82,4 +82,4 @@ class TableQuerySet(models.QuerySet[M]):
         connection = self._connection()
         with transaction.atomic(using=connection.alias):
             ids = self.lock_unlocked()
-            return dialect_of(connection).delete(connection, self.table, ids=ids)
+            return dialect_of(connection).delete(self.table, ids=ids)

@@ -132,7 +132,7 @@ def in_streams(rows: OutboxQuerySet, change: Change) -> int:
     for start in range(0, len(found), BATCH_SIZE):
         batch = found[start : start + BATCH_SIZE]
         with transaction.atomic(using=connection.alias):
-            dialect_of(connection).wake_streams(connection, [stream for _, stream in batch])
+            dialect_of(connection).wake_streams([stream for _, stream in batch])
             count += change(rows.filter(pk__in=[pk for pk, _ in batch]))
     return count
 

@@ -123,7 +123,7 @@ class StreamQuerySet(TableQuerySet["OutboxStream"]):
         for start in range(0, MAX_SEARCHED, HEADS_PER_QUERY):
             some = list(due[start : start + HEADS_PER_QUERY])
             keys = [key for key, *_ in some]
-            heads = dialect_of(connection).heads(connection, streams=keys, statuses=UNSETTLED)
+            heads = dialect_of(connection).heads(streams=keys, statuses=UNSETTLED)
             mine = {*events.filter(pk__in=[*heads.values()]).values_list("pk", flat=True)}
             for key, due_at, now in some:
                 if due_at is not None and heads.get(key) in mine:
@@ -144,8 +144,8 @@ class StreamQuerySet(TableQuerySet["OutboxStream"]):
         connection = connections[alias]
         dialect, blocks = dialect_of(connection), current().ON_DEAD == "block"
         statuses = [*UNSETTLED, Status.DEAD] if blocks else UNSETTLED
-        first = dialect.heads(connection, streams=keys, statuses=statuses) if keys else {}
-        backlogs = dialect.backlogs(connection, streams=keys, most=MAX_BACKLOG) if keys else {}
+        first = dialect.heads(streams=keys, statuses=statuses) if keys else {}
+        backlogs = dialect.backlogs(streams=keys, most=MAX_BACKLOG) if keys else {}
         events = OutboxEvent.objects.using(alias).defer(*LONG_TEXTS).in_bulk([*first.values()])
         return {
             key: StreamSummary(head=events.get(first.get(key, "")), backlog=backlogs[key])

@@ -16,10 +16,10 @@ from .sqlite import SQLite
 
 SUPPORTED = "PostgreSQL, MySQL, MariaDB or SQLite"
 
-DIALECTS: dict[str, Dialect] = {
-    "postgresql": PostgreSQL(),
-    "mysql": MySQL(),  # and MariaDB
-    "sqlite": SQLite(),
+DIALECTS: dict[str, type[Dialect]] = {
+    "postgresql": PostgreSQL,
+    "mysql": MySQL,  # and MariaDB
+    "sqlite": SQLite,
 }
 
 
@@ -29,7 +29,7 @@ def dialect_of(connection: BaseDatabaseWrapper) -> Dialect:
     Raises ``ImproperlyConfigured`` for a database that is not supported.
     """
     try:
-        return DIALECTS[connection.vendor]
+        return DIALECTS[connection.vendor](connection)
     except KeyError:
         raise ImproperlyConfigured(
             f"The database {connection.alias!r} is {connection.display_name}, for which the "
@@ -54,7 +54,7 @@ def engine_connection(alias: str, *, lock_wait: float) -> BaseDatabaseWrapper:
     quiet = type(backend.__name__, (backend,), {"queries_logged": False})
     connection = quiet(settings, alias)
     dialect_of(connection).prepare_engine(settings, lock_wait=lock_wait)
-    dialect_of(connection).guard_engine(connection)
+    dialect_of(connection).guard_engine()
     return connection  # type: ignore[no-any-return]
 
 

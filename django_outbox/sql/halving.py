@@ -80,10 +80,10 @@ def settle_within(
 
     def write(some: list[Ending]) -> int:
         with transaction.atomic(using=connection.alias):
-            return dialect_of(connection).settle_all(connection, endings=some, **options)
+            return dialect_of(connection).settle_all(endings=some, **options)
 
     if all(each.decision.error is None for each in endings):
-        return dialect_of(connection).settle_all(connection, endings=endings, **options)
+        return dialect_of(connection).settle_all(endings=endings, **options)
     count = 0
     for part in in_halves(connection, [*endings], write, shorter=[_shortened]):
         if not part.is_written and part.error is not None:
@@ -125,8 +125,8 @@ def answers(connection: BaseDatabaseWrapper) -> bool:
             connection.close()
             connection.ensure_connection()
         dialect = dialect_of(connection)
-        nothing = {"": dialect.clock(connection)}
-        dialect.settle_done(connection, me="", leases=nothing)
+        nothing = {"": dialect.clock()}
+        dialect.settle_done(me="", leases=nothing)
         return True
     except Exception:  # noqa: BLE001 - whatever keeps it from writing
         return False

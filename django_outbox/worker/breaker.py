@@ -128,7 +128,7 @@ class Breaker:
         if not self._trip_reason:
             return False
         if dialect_of(connection).open_breaker(
-            connection, queue=self._queue, pause=self._trip_pause, reason=self._trip_reason
+            queue=self._queue, pause=self._trip_pause, reason=self._trip_reason
         ):
             self._report_opened(self._trip_pause, self._trip_reason)
         self._is_trip_written = True
@@ -151,9 +151,7 @@ class Breaker:
 
     def begin_probe(self, connection: BaseDatabaseWrapper, pause: float) -> bool:
         """Try to win the probe of the open breaker, whose last pause was ``pause`` seconds."""
-        if not dialect_of(connection).probe_breaker(
-            connection, queue=self._queue, lease=self._held.lease
-        ):
+        if not dialect_of(connection).probe_breaker(queue=self._queue, lease=self._held.lease):
             return False
         with self._lock:
             self._is_probing, self._probe, self._probe_succeeded = True, None, None
@@ -173,9 +171,7 @@ class Breaker:
         if succeeded:
             close_breaker(connection, self._queue)
         elif succeeded is None:
-            dialect.extend_breaker(
-                connection, queue=self._queue, pause=REPEAT_PROBE, kept=self._pause
-            )
+            dialect.extend_breaker(queue=self._queue, pause=REPEAT_PROBE, kept=self._pause)
         else:
             self._prolong(connection)
         with self._lock:
@@ -186,9 +182,7 @@ class Breaker:
     def _prolong(self, connection: BaseDatabaseWrapper) -> None:
         """Double the pause, after a probe that failed."""
         pause = min(2 * self._pause, max(LONGEST_PAUSE, self._settings.pause))
-        dialect_of(connection).extend_breaker(
-            connection, queue=self._queue, pause=pause, kept=pause
-        )
+        dialect_of(connection).extend_breaker(queue=self._queue, pause=pause, kept=pause)
         self._report_opened(pause, "the probe failed")
 
     def _report_opened(self, pause: float, reason: str) -> None:
@@ -211,5 +205,5 @@ def report_closed(alias: str, queue: str, *, is_logged: bool = True) -> None:
 
 def close_breaker(connection: BaseDatabaseWrapper, queue: str) -> None:
     """Close a queue's open breaker, for all workers."""
-    if dialect_of(connection).close_breaker(connection, queue=queue):
+    if dialect_of(connection).close_breaker(queue=queue):
         report_closed(connection.alias, queue)

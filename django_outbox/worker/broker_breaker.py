@@ -70,7 +70,7 @@ class BrokerBreaker(Breaker):
             self._prolong(connection)
         else:
             self._probed_at, self._probe_pause = -inf, 0.0
-            if dialect_of(connection).close_breaker(connection, queue=self._queue):
+            if dialect_of(connection).close_breaker(queue=self._queue):
                 report_closed(self._alias, self._queue, is_logged=self._is_to_be_logged("closed"))
         return True
 
@@ -87,7 +87,7 @@ class BrokerBreaker(Breaker):
             self._probe_next = False
             return False
         if not self._is_checking and dialect_of(connection).probe_breaker(
-            connection, queue=self._queue, lease=CHECK_LEASE
+            queue=self._queue, lease=CHECK_LEASE
         ):
             self._is_checking, self._succeeded, self._is_doubtful = True, None, False
             threading.Thread(
@@ -105,9 +105,7 @@ class BrokerBreaker(Breaker):
 
     def _prolong(self, connection: BaseDatabaseWrapper) -> None:
         """Check again soon."""
-        dialect_of(connection).extend_breaker(
-            connection, queue=self._queue, pause=CHECK_INTERVAL, kept=0.0
-        )
+        dialect_of(connection).extend_breaker(queue=self._queue, pause=CHECK_INTERVAL, kept=0.0)
 
     def _run(self) -> None:
         try:

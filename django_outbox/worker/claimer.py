@@ -228,7 +228,7 @@ class Claimer(ClaimParts):
         started = monotonic()
         intakes = [each for each in self._intakes.values() if not each.pool.is_closed]
         found = dialect_of(self._connection).lost_events(
-            self._connection, me=self.me, queues=[each.name for each in intakes], limit=MAX_SCANNED
+            me=self.me, queues=[each.name for each in intakes], limit=MAX_SCANNED
         )
         self._scans.after(started)
         for intake in intakes:

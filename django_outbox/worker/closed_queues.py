@@ -93,7 +93,7 @@ class ClosedQueues:
         if breaker.is_probing or not intake.pool.ready.idle:
             return
         dialect = dialect_of(connection)
-        if not dialect.has_due(connection, queue=name):
+        if not dialect.has_due(queue=name):
             return
         if breaker.begin_probe(connection, pause):
             claim = Claim(me=self._me, lease=self._lease, branches=[Branch(name, 1)])

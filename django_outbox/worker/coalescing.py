@@ -71,7 +71,7 @@ def _end_older(connection: BaseDatabaseWrapper, slots: Mapping[str, Mine], held:
     dialect, again = dialect_of(connection), [*slots]
     one = next(iter(slots[again[0]].values()))  # all were leased together
     while again:
-        found = dialect.pending_in_slots(connection, slots=again, me=one.owner)
+        found = dialect.pending_in_slots(slots=again, me=one.owner)
         rows = {
             slot: [row_id for row_id, is_leased in each if not is_leased or row_id in slots[slot]]
             for slot, each in found.items()
@@ -85,7 +85,7 @@ def _end_older(connection: BaseDatabaseWrapper, slots: Mapping[str, Mine], held:
             older += ids[newest + 1 :]
             lost += [mine.pop(each) for each in ids[newest + 1 :] if each in mine]
         report_rescues(connection, [each for each in lost if each.rescued])
-        ended = dialect.end_coalesced(connection, me=one.owner, ids=older, locked_at=one.locked_at)
+        ended = dialect.end_coalesced(me=one.owner, ids=older, locked_at=one.locked_at)
         again = [slot for slot, each in found.items() if ended and len(each) == MOST_ROWS]
 
 
@@ -104,12 +104,7 @@ def _lease_newest(
     for rescues, by_id in wanted.items():
         deadline, one = held.deadline(monotonic()), next(iter(by_id.values()))
         for row in dialect_of(connection).lease_free(
-            connection,
-            me=one.owner,
-            ids=[*by_id],
-            locked_at=one.locked_at,
-            lease=held.lease,
-            rescues=rescues,
+            me=one.owner, ids=[*by_id], locked_at=one.locked_at, lease=held.lease, rescues=rescues
         ):
             replaced = by_id[row[0]]
             tail = (replaced.row[replaced.positions["due_at"]], None, replaced.locked_at)

@@ -99,7 +99,7 @@ class _Drain(DrainSettles):
         self, connection: BaseDatabaseWrapper, limit: int | None, *, chunk: int, inline: bool
     ) -> int:
         if self.at is not None:
-            self.horizon = (self.at - dialect_of(connection).clock(connection)).total_seconds()
+            self.horizon = (self.at - dialect_of(connection).clock()).total_seconds()
         self.claims = StreamClaims(
             alias=self.alias,
             me=self.me,
@@ -115,7 +115,7 @@ class _Drain(DrainSettles):
             scan_factor=0,
         )
         known = self.settings.queues
-        others = dialect_of(connection).other_queues(connection, known=[*known])
+        others = dialect_of(connection).other_queues(known=[*known])
         self.queues = [*known, *others] if self.only is None else [*self.only]
         count, before = 0, -1
         while self.decided + self.claims.routed > before and (limit is None or count < limit):
@@ -186,7 +186,7 @@ class _Drain(DrainSettles):
         finally:
             self._settle(connection, waiting)
             if rest := self.held.unstarted():
-                dialect_of(connection).release(connection, me=self.me, leases=of_rows(rest))
+                dialect_of(connection).release(me=self.me, leases=of_rows(rest))
             self.held.drop(leases)
         return count
 

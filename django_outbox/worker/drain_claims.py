@@ -115,7 +115,7 @@ class DrainClaims:
                 state=state,
             )
             deadline = self.held.deadline(monotonic())
-            while rows := dialect_of(connection).claim(connection, claim).rows:
+            while rows := dialect_of(connection).claim(claim).rows:
                 leases = [
                     lease_from_row(row, claim.columns, deadline=deadline, me=self.me)
                     for row in rows

@@ -55,7 +55,7 @@ class EventClaims:
         """Make a claim; ``hot`` has the events that this process offered, by id."""
         deadline = self._held.deadline(monotonic())
         connection = self._connect()
-        found = dialect_of(connection).claim(connection, claim)
+        found = dialect_of(connection).claim(claim)
         by_id, now = hot or {}, monotonic()
         leases = [
             lease_from_row(
@@ -138,7 +138,7 @@ class EventClaims:
     def _move(self, connection: BaseDatabaseWrapper, leases: list[Lease]) -> None:
         """Release leases into the queues that they belong to."""
         due = [Unclaimed(each.id, each.locked_at, self._due(each), each.queue) for each in leases]
-        dialect_of(connection).unclaim(connection, me=self._me, due=due)
+        dialect_of(connection).unclaim(me=self._me, due=due)
         for lease in leases:
             if (intake := self._intakes.get(lease.queue)) is not None:
                 intake.watermark.lower(lease.lag)

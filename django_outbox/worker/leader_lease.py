@@ -49,14 +49,12 @@ class Leader:
                 return LeaseRow(now, state, 0.0)
             return LeaseRow(now, state, (until - now).total_seconds())
         connection = connections[self._alias]
-        return LeaseRow(dialect_of(connection).clock(connection))
+        return LeaseRow(dialect_of(connection).clock())
 
     def take(self) -> bool:
         """Take the lease if it is free; return whether it is ours."""
         connection, started = connections[self._alias], monotonic()
-        taken = dialect_of(connection).take_lease(
-            connection, name=self._name, me=self._me, lease=self._lease
-        )
+        taken = dialect_of(connection).take_lease(name=self._name, me=self._me, lease=self._lease)
         return self._record(taken, started)
 
     def renew(self, state: str) -> bool:
@@ -82,7 +80,7 @@ class Leader:
     def _write(self, state: str, lease: float | None) -> bool:
         connection = connections[self._alias]
         return dialect_of(connection).note_lease(
-            connection, name=self._name, me=self._me, lease=lease, state=state
+            name=self._name, me=self._me, lease=lease, state=state
         )
 
     def _record(self, held: bool, started: float) -> bool:

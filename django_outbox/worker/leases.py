@@ -97,7 +97,7 @@ class Heartbeat:
         connection = connections[self._alias]
         deadline = self._held.deadline(monotonic())
         renewed, mine = dialect_of(connection).renew(
-            connection, me=self._me, leases=of_rows(leases), lease=self._held.lease
+            me=self._me, leases=of_rows(leases), lease=self._held.lease
         )
         self._held.renewed([each for each in leases if each.id in renewed], deadline)
         self._drop_lost([each for each in leases if each.id not in mine])

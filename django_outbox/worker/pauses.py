@@ -50,17 +50,17 @@ class KnownPauses:
 
     def read(self, connection: BaseDatabaseWrapper) -> None:
         self._read_at = monotonic()
-        self._set(dialect_of(connection).pauses(connection))
+        self._set(dialect_of(connection).pauses())
         breakers = {}
         if any(kind == "breaker" for kind, _ in self.pauses):
-            found = dialect_of(connection).breakers(connection)
+            found = dialect_of(connection).breakers()
             breakers = {
                 queue: (monotonic() + each.left, each.pause) for queue, each in found.items()
             }
         self.breakers = breakers
         seconds = None
         if any(kind != "breaker" for kind, _ in self.pauses):
-            seconds = dialect_of(connection).seconds_to_pause_end(connection)
+            seconds = dialect_of(connection).seconds_to_pause_end()
         self.ends_at = inf if seconds is None else monotonic() + seconds
 
     def _set(self, pauses: Pauses) -> None:
@@ -89,7 +89,7 @@ class KnownPauses:
         if not self._pauses_rows or not left:
             return {**limits}
         dialect, since = dialect_of(connection), {each: self._checked.get(each) for each in left}
-        rows = dialect.due_first(connection, limit=CHECK_BATCH, since=since)
+        rows = dialect.due_first(limit=CHECK_BATCH, since=since)
         held = {each.id for each in rows if self.is_paused_row(each)}
         by_queue: dict[str, list[DueRow]] = {queue: [] for queue in left}
         for row in rows:
@@ -105,9 +105,7 @@ class KnownPauses:
                 left[queue] = min(left[queue], sum(each.id not in held for each in some))
         if held:
             newest = max(each.due_at for each in rows)
-            count, found = dialect.postpone(
-                connection, ids=[*held], newest=newest, pauses=self.pauses
-            )
+            count, found = dialect.postpone(ids=[*held], newest=newest, pauses=self.pauses)
             if found != self.pauses:
                 self._read_at = -inf
                 self._set(found)

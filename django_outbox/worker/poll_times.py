@@ -56,7 +56,7 @@ class PollTimes:
             longest = min(longest, self._settings.PROBE_INTERVAL)
         longest *= random.uniform(0.8, 1.2)
         due = dialect_of(connection).seconds_to_next_due(
-            connection, queues=[*self._intakes], since=monotonic() - now + 0.001
+            queues=[*self._intakes], since=monotonic() - now + 0.001
         )
         queried_at, soonest = monotonic(), inf
         for intake in self._intakes.values():

@@ -209,7 +209,7 @@ class Purger:
 
     def _clock(self) -> datetime:
         connection: Any = connections[self._alias]
-        return dialect_of(connection).clock(connection)
+        return dialect_of(connection).clock()
 
 
 def _report_events(alias: str, count: int) -> None:

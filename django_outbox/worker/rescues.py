@@ -38,7 +38,7 @@ def _note(connection: BaseDatabaseWrapper, leases: Sequence[Lease]) -> None:
     try:
         with all_or_nothing(connection):
             dialect_of(connection).add_to_history(
-                connection, me=first.owner, leases=rows, entry=lost, kind=first.kind
+                me=first.owner, leases=rows, entry=lost, kind=first.kind
             )
     except Exception as error:  # noqa: BLE001
         reason = first_line(error)

@@ -54,18 +54,13 @@ def _route(connection: BaseDatabaseWrapper, leases: Sequence[Lease]) -> set[str]
     first = next((each for each in routes if each.queue == one.queue_in_row), routes[0])
     dialect, ids = dialect_of(connection), [each.id for each in leases]
     with all_or_nothing(connection):
-        dialect.touch(connection, _places(leases, routes))
+        dialect.touch(_places(leases, routes))
         dialect.route_rows(
-            connection,
-            me=one.owner,
-            leases=of_rows(leases),
-            route=first,
-            receipt=receipt,
-            kind=one.kind,
+            me=one.owner, leases=of_rows(leases), route=first, receipt=receipt, kind=one.kind
         )
         for each in routes:
             if each is not first:
-                dialect.add_rows(connection, ids=ids, route=each, receipt=receipt)
+                dialect.add_rows(ids=ids, route=each, receipt=receipt)
     for lease in leases:
         lease.listener, lease.routes = first.title, receipt
         if lease.key is not None:
@@ -83,15 +78,15 @@ def _complete(connection: BaseDatabaseWrapper, lease: Lease) -> set[str]:
     dialect = dialect_of(connection)
     with all_or_nothing(connection):
         missing = missing_of(lease.aggregate_type, lease.event_type, lease.routes)
-        dialect.touch(connection, _places([lease], missing))
-        receipts = dialect.lock_event(connection, lease.event_id)
+        dialect.touch(_places([lease], missing))
+        receipts = dialect.lock_event(lease.event_id)
         given = {each for text in receipts.values() for each in text.split()}
         missing = missing_of(lease.aggregate_type, lease.event_type, " ".join(given))
         receipt = " ".join(sorted({*given, *(each.entry for each in missing)}))
         if lease.id in receipts:
-            dialect.note_receipt(connection, ids=[*receipts], receipt=receipt)
+            dialect.note_receipt(ids=[*receipts], receipt=receipt)
             for each in missing:
-                dialect.add_rows(connection, ids=[lease.id], route=each, receipt=receipt)
+                dialect.add_rows(ids=[lease.id], route=each, receipt=receipt)
     lease.routes = receipt
     return {each.queue for each in missing}
 

@@ -215,7 +215,6 @@ def write(batch: Settled, *, connection: BaseDatabaseWrapper, me: str, settings:
         endings = [lease.ending(decision) for lease, decision in batch]
         with nullcontext() if batch[0][1] is DONE else all_or_nothing(connection):
             refused = len(batch) - dialect_of(connection).settle_all(
-                connection,
                 me=me,
                 endings=endings,
                 kind=batch[0][0].kind,

@@ -94,4 +94,4 @@ class Shedding:
 def unclaim(connection: BaseDatabaseWrapper, *, me: str, leases: list[Lease]) -> None:
     """Release leases of rows unstarted, each due as before, in the queue that it belongs to."""
     due = [Unclaimed(each.id, each.locked_at, each.due_at, each.queue) for each in leases]
-    dialect_of(connection).unclaim(connection, me=me, due=due)
+    dialect_of(connection).unclaim(me=me, due=due)

@@ -70,7 +70,7 @@ class Statistics:
         self._write_at = monotonic() + WRITE_INTERVAL
         try:
             connection = connections[self._alias]
-            now = dialect_of(connection).clock(connection)
+            now = dialect_of(connection).clock()
             self._add_to_rows(now)
             rows = [self._rows[key] for key in sorted(self._changed)]
             parts = [*in_halves(connection, rows, partial(write_statistics, self._alias))]

@@ -72,7 +72,7 @@ class LeaseReturner:
         self._unreleased += unstarted
         count = 0
         if leases := of_rows(self._unreleased):
-            count = dialect_of(connection).release(connection, me=self._me, leases=leases)
+            count = dialect_of(connection).release(me=self._me, leases=leases)
             if count == len(leases):
                 self._unreleased = []  # otherwise one is locked for now
         count += self._streams.release_all(connection)
@@ -95,7 +95,7 @@ class LeaseReturner:
         dialect = dialect_of(connection)
         while wanted > 0:
             if rows:
-                wanted -= dialect.release(connection, me=self._me, leases=rows, after=self.after)
+                wanted -= dialect.release(me=self._me, leases=rows, after=self.after)
             if len(self._streams):
                 wanted -= self._streams.hand_back(connection, after=self.after)
             doorbell.ring(connection)

@@ -43,15 +43,12 @@ class Strays:
     def _adopt(self, connection: BaseDatabaseWrapper) -> bool:
         """Move due events and streams of unknown queues to ``default``; return whether any were."""
         dialect, moved = dialect_of(connection), False
-        for queue in dialect.other_queues(connection, known=self._configured):
-            rows = dialect.due_first(connection, limit=BATCH, since={queue: None})
-            count = dialect.move_streams(connection, of=queue, queue=DEFAULT_QUEUE, limit=BATCH)
+        for queue in dialect.other_queues(known=self._configured):
+            rows = dialect.due_first(limit=BATCH, since={queue: None})
+            count = dialect.move_streams(of=queue, queue=DEFAULT_QUEUE, limit=BATCH)
             if rows:
                 count += dialect.move(
-                    connection,
-                    ids=[each.id for each in rows],
-                    queue=DEFAULT_QUEUE,
-                    newest=rows[-1].due_at,
+                    ids=[each.id for each in rows], queue=DEFAULT_QUEUE, newest=rows[-1].due_at
                 )
             if count:
                 logger.warning(

@@ -97,7 +97,6 @@ class StreamClaims:
             for queue, watermark in marks.items()
         ]
         found = self._dialect.claim(
-            self._connection,
             Claim(
                 me=self._me,
                 lease=self._held.lease,
@@ -105,7 +104,7 @@ class StreamClaims:
                 branches=branches,
                 at=self._at,
                 exclude=excluded,
-            ),
+            )
         )
         for queue, watermark in marks.items():  # what was skipped, the next claim must find
             watermark.end_claim(found.found(queue), skipped=bool(excluded))
@@ -144,12 +143,12 @@ class StreamClaims:
             dead_too=settings.ON_DEAD == "block",
             only_due_retries=not settings.STOP_ON_FIRST_FAILURE,
         )
-        streams = self._dialect.read_streams(self._connection, read)
+        streams = self._dialect.read_streams(read)
         while self._complete(streams):
-            streams = self._dialect.read_streams(self._connection, read)
+            streams = self._dialect.read_streams(read)
         retries: dict[str, datetime] = {}
         if read.only_due_retries and streams:
-            retries = self._dialect.next_retries(self._connection, read)
+            retries = self._dialect.next_retries(read)
         mine = {each.name for each in streams}
         self.streams.drop_lost(each for each in streams_to_read if each.name not in mine)
         if any(self._is_paused(row) for each in streams for row in each.rows[:1]):
@@ -313,7 +312,7 @@ class StreamClaims:
 
     def _start(self, leases: Sequence[Lease]) -> None:
         if leases:
-            self._dialect.note_starts(self._connection, me=self._me, leases=of_rows(leases))
+            self._dialect.note_starts(me=self._me, leases=of_rows(leases))
             for each in leases:
                 each.rescue_counted = True
             report_rescues(self._connection, leases)

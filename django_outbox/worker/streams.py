@@ -183,9 +183,7 @@ class Streams(LeasedStreams):
         releases = [release_of(each, now) for each in finished]
         try:
             self._undo_rescue_counts(connection)
-            freed = dialect_of(connection).release_streams(
-                connection, me=self._me, streams=releases
-            )
+            freed = dialect_of(connection).release_streams(me=self._me, streams=releases)
         except BaseException:
             with self._lock:
                 self._to_release += [each for each in finished if self._put_back(each)]
@@ -234,7 +232,7 @@ class Streams(LeasedStreams):
             self._undo_rescue_counts(connection)
             while left:  # a business transaction that locks one may end soon
                 releases = [Release(each.name, each.locked_at, None, 0.0) for each in left.values()]
-                for key in dialect.release_streams(connection, me=self._me, streams=releases):
+                for key in dialect.release_streams(me=self._me, streams=releases):
                     del left[key]
                 if monotonic() > until:
                     break
@@ -252,7 +250,7 @@ class Streams(LeasedStreams):
             self._plan_undo(each for stream in self._streams.values() for each in stream.handed_out)
         self._undo_rescue_counts(connection)
         dialect = dialect_of(connection)
-        return dialect.hand_back_streams(connection, me=self._me, leases=leases, after=after)
+        return dialect.hand_back_streams(me=self._me, leases=leases, after=after)
 
     def _plan_undo(self, leases: Iterable[Lease]) -> None:
         counted = [each for each in leases if each.rescue_counted]
@@ -266,7 +264,7 @@ class Streams(LeasedStreams):
             leases, self._rescues_to_undo = of_rows(self._rescues_to_undo), []
         try:
             if leases:
-                dialect_of(connection).take_back_starts(connection, me=self._me, leases=leases)
+                dialect_of(connection).take_back_starts(me=self._me, leases=leases)
         except DatabaseError as error:  # a lock, for example; the streams are released anyway
             logger.warning("rescue counts not reverted error=%s", error)
 
@@ -278,7 +276,7 @@ class Streams(LeasedStreams):
             some = {each.name: each for each in streams[start : start + RENEW_BATCH]}
             deadline = self._held.deadline(monotonic())
             renewed, mine = dialect_of(connection).renew_streams(
-                connection, me=self._me, leases=of_streams(some.values()), lease=self._held.lease
+                me=self._me, leases=of_streams(some.values()), lease=self._held.lease
             )
             with self._lock:
                 for key in renewed:

@@ -88,7 +88,7 @@ class WorkerRow:
     def _remove_lost(self) -> None:
         """Delete the rows of workers lost a day ago, and the oldest of more than ``MAX_LOST``."""
         connection = connections[self._alias]
-        now = dialect_of(connection).clock(connection)
+        now = dialect_of(connection).clock()
         silent = now - timedelta(seconds=LOST_AFTER * self._held.lease)
         lost = OutboxWorker.objects.using(self._alias).filter(heartbeat_at__lt=silent)
         newest = lost.order_by("-heartbeat_at", "pk").values_list("pk", "heartbeat_at")

@@ -269,7 +269,7 @@ def _insert(connection: BaseDatabaseWrapper, rows: list[Row]) -> None:
         transaction.atomic(using=connection.alias) if clashing and touches_more else nullcontext()
     )
     with undoable:
-        if not dialect_of(connection).insert(connection, rows, may_clash=bool(clashing)):
+        if not dialect_of(connection).insert(rows, may_clash=bool(clashing)):
             raise _duplicate_error(clashing)
 
 

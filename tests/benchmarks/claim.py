@@ -6,7 +6,6 @@ import statistics
 import time
 from typing import Any
 
-from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_outbox.sql import dialect_of, engine_connection
@@ -79,7 +78,7 @@ class Claimant:
 
     def __init__(self, alias: str) -> None:
         self.connection: BaseDatabaseWrapper = engine_connection(alias, lock_wait=2)
-        self._dialect = dialect_of(connections[alias])
+        self._dialect = dialect_of(self.connection)
         self._since: float | None = None
 
     def claim(self) -> float:
@@ -87,11 +86,11 @@ class Claimant:
         branch = Branch("default", BATCH, self._since)
         claim = Claim(me="benchmark", lease=30, branches=[branch])
         started = time.perf_counter()
-        found = self._dialect.claim(self.connection, claim)
+        found = self._dialect.claim(claim)
         taken = time.perf_counter() - started
         if len(found.rows) < BATCH:
             raise RuntimeError(f"{len(found.rows)} of {BATCH} were due")
         self._since = found.found("default").waited + LATE_COMMIT_MARGIN
         leases = {row[0]: row[-1] for row in found.rows}
-        self._dialect.settle_done(self.connection, me="benchmark", leases=leases)
+        self._dialect.settle_done(me="benchmark", leases=leases)
         return 1000 * taken

@@ -12,7 +12,7 @@ from typing import Any
 from django.db import connection
 
 from django_outbox.models import OutboxEvent
-from django_outbox.sql import dialect_of
+from django_outbox.sql import DIALECTS
 from django_outbox.sql.values import Branch, Claim
 
 from .best import BATCH, BEST, LEASE, ME
@@ -49,16 +49,16 @@ def drain(count: int, reference: str = "same") -> float:
 
 def same(driver: Any) -> Steps:
     """Return how the worker claims and settles."""
-    bare, dialect = Bare(driver), dialect_of(connection)
+    dialect = DIALECTS[connection.vendor](Bare(driver))  # type: ignore[arg-type]
     wanted = Claim(me=ME, lease=LEASE, branches=[Branch("default", BATCH)])
     leases: dict[str, Any] = {}
 
     def claim() -> list[str]:
         leases.clear()
-        leases.update((row[0], row[-1]) for row in dialect.claim(bare, wanted).rows)  # type: ignore[arg-type]
+        leases.update((row[0], row[-1]) for row in dialect.claim(wanted).rows)
         return [*leases]
 
-    return claim, lambda ids: dialect.settle_done(bare, me=ME, leases=leases)  # type: ignore[arg-type]
+    return claim, lambda ids: dialect.settle_done(me=ME, leases=leases)
 
 
 def best(driver: Any) -> Steps:

@@ -84,8 +84,8 @@ def test_a_statement_ends_at_its_time_and_the_connection_goes_on() -> None:
             cursor.execute(f"SELECT COUNT(*) FROM {joined} WHERE t0.event_type <> t4.payload")
 
     dialect = dialect_of(connection)
-    with pytest.raises(OperationalError), dialect.time_limit(connection, 0.1):
+    with pytest.raises(OperationalError), dialect.time_limit(0.1):
         count()
     assert OutboxEvent.objects.count() == 200
-    with dialect.time_limit(connection, 60):
+    with dialect.time_limit(60):
         assert OutboxEvent.objects.count() == 200

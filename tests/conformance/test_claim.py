@@ -80,7 +80,7 @@ def dialect() -> Any:
 
 
 def settle(event_id: str, decision: Decision, *, me: str = "me") -> int:
-    return int(dialect().settle_all(connection, me=me, endings=endings([(event_id, decision)])))
+    return int(dialect().settle_all(me=me, endings=endings([(event_id, decision)])))
 
 
 # -- what a claim takes ----------------------------------------------------------------------------
@@ -216,7 +216,7 @@ def test_what_lost_workers_held_is_claimed_by_claims_of_its_own(
 
 
 def lost_events(limit: int = 10, queue: str = "default") -> LostEvents:
-    found = dialect().lost_events(connection, me="me", queues=[queue], limit=limit)
+    found = dialect().lost_events(me="me", queues=[queue], limit=limit)
     assert {*found} <= {queue}
     return found.get(queue, LostEvents(None, False, 0.0))  # type: ignore[no-any-return]
 
@@ -303,7 +303,7 @@ def test_after_a_lock_wait_mysql_claims_without_waiting(monkeypatch: pytest.Monk
 
     def claim_one() -> str:
         started = time.monotonic()
-        found = dialect_of(own).claim(own, due_claim(limit=1)).rows
+        found = dialect_of(own).claim(due_claim(limit=1)).rows
         waited.append(time.monotonic() - started > 0.9)
         return str(found[0][0])
 
@@ -329,9 +329,7 @@ def test_a_claim_in_a_transaction_skips_locked_rows() -> None:
 
 
 def renew(ids: list[str], *, me: str = "me", lease: float = 90) -> tuple[set[str], set[str]]:
-    answer: tuple[set[str], set[str]] = dialect().renew(
-        connection, me=me, leases=leases(ids), lease=lease
-    )
+    answer: tuple[set[str], set[str]] = dialect().renew(me=me, leases=leases(ids), lease=lease)
     return answer
 
 
@@ -373,9 +371,9 @@ def test_a_hand_back_clears_the_owner_and_counts_nothing(after: float | None) ->
     mine, other, done = insert(3, attempts=1, rescues=1)
     claim("me", ids=[mine, done])
     claim("other", ids=[other])
-    dialect().settle_done(connection, me="me", leases=leases([done]))
+    dialect().settle_done(me="me", leases=leases([done]))
     ids = [mine, other, done]
-    assert dialect().release(connection, me="me", leases=leases(ids), after=after) == 1
+    assert dialect().release(me="me", leases=leases(ids), after=after) == 1
     after_it = row(mine)
     assert (after_it.locked_by, after_it.locked_at) == (None, None)
     assert (after_it.attempts, after_it.rescues, after_it.status) == (1, 1, Status.NEW)
@@ -383,7 +381,7 @@ def test_a_hand_back_clears_the_owner_and_counts_nothing(after: float | None) ->
     assert row(other).locked_by == "other"
     assert row(done).available_at is None
     decisions = [(mine, RETRY)]
-    assert dialect().settle_all(connection, me="me", endings=endings(decisions)) == 0
+    assert dialect().settle_all(me="me", endings=endings(decisions)) == 0
 
 
 @pytest.mark.skipif(
@@ -399,7 +397,7 @@ def test_a_hand_back_passes_over_what_somebody_has_locked(after: float | None) -
 
     def hand_back() -> int:
         held = leases([locked, free])
-        return int(dialect().release(connection, me="me", leases=held, after=after))
+        return int(dialect().release(me="me", leases=held, after=after))
 
     with elsewhere(lock):
         assert in_thread(hand_back).result(5) == 1
@@ -499,7 +497,7 @@ def test_a_mixed_batch_settles_each_row_by_its_own_decision() -> None:
     ids = insert(len(decisions))
     claim(limit=1000)
     pairs = list(zip(ids, decisions, strict=True))
-    assert dialect().settle_all(connection, me="me", endings=endings(pairs)) == len(ids)
+    assert dialect().settle_all(me="me", endings=endings(pairs)) == len(ids)
     found = dict(OutboxEvent.objects.values_list("event_id", "status"))
     assert found == {event_id: decision.status for event_id, decision in pairs}
     assert OutboxEvent.objects.filter(locked_by=None).count() == len(ids)
@@ -512,13 +510,13 @@ def test_delete_done_keeps_what_has_a_unique_key() -> None:
     plain, unique = [*insert(), *insert(unique_key="once")]
     claim()
     pairs = [(plain, DONE), (unique, DONE)]
-    count = dialect().settle_all(connection, me="me", endings=endings(pairs), delete_done=True)
+    count = dialect().settle_all(me="me", endings=endings(pairs), delete_done=True)
     assert count == 2
     assert [*OutboxEvent.objects.values_list("pk", "status")] == [(unique, Status.DONE)]
 
 
 def next_due() -> dict[str, float]:
-    found: dict[str, float] = dialect().seconds_to_next_due(connection, queues=["default"])
+    found: dict[str, float] = dialect().seconds_to_next_due(queues=["default"])
     return found
 
 
@@ -564,12 +562,12 @@ def test_no_statement_reads_or_sorts_the_whole_table(due_among_many: list[str]) 
         "lost": lambda: claim(limit=20, state=RescueState.LOST, at=now()),
         "left behind": lambda: lost_events(limit=2000),
         "next due": next_due,
-        "done": lambda: dialect().settle_done(connection, me="me", leases=held),
-        "delete": lambda: dialect().delete_done(connection, me="me", leases=held),
-        "settle": lambda: dialect().settle(connection, me="me", endings=retries),
-        "release": lambda: dialect().release(connection, me="me", leases=held),
-        "renew": lambda: dialect().renew(connection, me="me", leases=held, lease=9),
-        "hand back": lambda: dialect().release(connection, me="me", leases=held, after=1.0),
+        "done": lambda: dialect().settle_done(me="me", leases=held),
+        "delete": lambda: dialect().delete_done(me="me", leases=held),
+        "settle": lambda: dialect().settle(me="me", endings=retries),
+        "release": lambda: dialect().release(me="me", leases=held),
+        "renew": lambda: dialect().renew(me="me", leases=held, lease=9),
+        "hand back": lambda: dialect().release(me="me", leases=held, after=1.0),
     }
     assert large_steps(works) == {}
 
@@ -587,7 +585,7 @@ def test_statements_of_every_length_do_not_pile_up() -> None:
         before, clock = kept(), now()
         for length in range(1, 101):
             held = {f"{number}": clock for number in range(length)}
-            dialect().settle_done(own, me="me", leases=held)
+            dialect_of(own).settle_done(me="me", leases=held)
         assert 0 < kept() - before <= 40
     finally:
         own.close()
@@ -608,7 +606,7 @@ def test_a_plan_made_for_an_empty_table_holds_for_a_full_one() -> None:
             cursor.execute("SET plan_cache_mode = force_generic_plan")
         for given, _name in works:
             for _ in range(12):  # beyond PREPARE_AFTER
-                assert dialect().claim(own, given).rows == []
+                assert dialect_of(own).claim(given).rows == []
         with own.cursor() as cursor:
             cursor.execute(
                 "SELECT name, array_length(parameter_types, 1) FROM pg_prepared_statements "
@@ -672,7 +670,7 @@ def test_leases_are_put_back_with_their_due_times() -> None:
     steal(ids[1])
     settle(settled, DONE)
     put = unclaimed((each, at, "default") for each, at in due.items())
-    assert dialect().unclaim(connection, me="me", due=put) == 2
+    assert dialect().unclaim(me="me", due=put) == 2
     after = [row(each) for each in ids]
     assert [each.available_at == due[each.event_id] for each in after] == [True, False, True]
     assert [each.locked_by for each in after] == [None, "thief", None]
@@ -685,7 +683,7 @@ def test_many_leases_are_put_back() -> None:
     ids = insert(550, due=-9)
     rows = claim(limit=1000)
     due = unclaimed((each["id"], stored_instant(each["due_at"]), each["queue"]) for each in rows)
-    assert dialect().unclaim(connection, me="me", due=due) == len(ids)
+    assert dialect().unclaim(me="me", due=due) == len(ids)
     assert OutboxEvent.objects.due().filter(locked_by=None).count() == len(ids)
 
 

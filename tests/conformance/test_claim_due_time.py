@@ -84,19 +84,17 @@ def test_a_claim_leaves_a_stream_that_is_due_later_by_now() -> None:
     for key, due in (("a", -3.0), ("b", -2.0), ("c", -1.0)):
         keyed(key, due=due)
     with before_update(streams_due_later("b")):
-        found = dialect_of(connection).claim(connection, stream_claim()).rows
+        found = dialect_of(connection).claim(stream_claim()).rows
     assert [name for name, *_ in found] == [":a", ":c"]
     assert stream("b").locked_by is None
 
 
 def move(ids: Sequence[str], newest: datetime) -> int:
-    return dialect_of(connection).move(connection, ids=ids, queue="mail", newest=newest)
+    return dialect_of(connection).move(ids=ids, queue="mail", newest=newest)
 
 
 def postpone(ids: Sequence[str], newest: datetime) -> int:
-    count, _ = dialect_of(connection).postpone(
-        connection, ids=ids, newest=newest, pauses=frozenset()
-    )
+    count, _ = dialect_of(connection).postpone(ids=ids, newest=newest, pauses=frozenset())
     return count
 
 
@@ -105,7 +103,7 @@ def test_events_that_are_due_later_by_now_are_neither_moved_nor_postponed(
     change: Callable[[Sequence[str], datetime], int],
 ) -> None:
     first, second = (insert(due=-due)[0] for due in (2, 1))
-    found = dialect_of(connection).due_first(connection, limit=9, since={"default": None})
+    found = dialect_of(connection).due_first(limit=9, since={"default": None})
     events_due_later(second)()
     before = row(second)
     assert change([first, second], found[-1].due_at) == 1

@@ -193,9 +193,9 @@ def test_a_slot_is_found_by_its_index() -> None:
     analyze(OutboxEvent)
     by, dialect, at = {"me": "me", "locked_at": now()}, dialect_of(connection), slot_of("a", "few")
     works = {
-        "read": lambda: dialect.pending_in_slots(connection, slots=[at], me="me"),
-        "lease": lambda: dialect.lease_free(connection, ids=few, lease=30, rescues=0, **by),
-        "end": lambda: dialect.end_coalesced(connection, ids=few, **by),
+        "read": lambda: dialect.pending_in_slots(slots=[at], me="me"),
+        "lease": lambda: dialect.lease_free(ids=few, lease=30, rescues=0, **by),
+        "end": lambda: dialect.end_coalesced(ids=few, **by),
     }
     assert not large_steps(works)
 

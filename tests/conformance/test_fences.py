@@ -40,19 +40,19 @@ Act = Callable[[Any, str, Any], Any]  # by the dialect, on a row or stream, and 
 def settled(decision: Decision, **more: Any) -> Act:
     def act(d: Any, each: str, at: Any, **kind: Any) -> Any:
         given = [Ending(each, at, 0, decision)]
-        return d.settle_all(connection, me="me", endings=given, **kind, **more)
+        return d.settle_all(me="me", endings=given, **kind, **more)
 
     return act
 
 
 def noted(d: Any, each: str, at: Any, **kind: Any) -> Any:
     entry = Entry(at=now(), kind="lost", number=1, by="w")
-    return d.add_to_history(connection, me="me", leases={each: at}, entry=entry, **kind)
+    return d.add_to_history(me="me", leases={each: at}, entry=entry, **kind)
 
 
 def routed(d: Any, each: str, at: Any, **kind: Any) -> Any:
     held = {each: at}
-    return d.route_rows(connection, me="me", leases=held, route=ROUTE, receipt="r", **kind)
+    return d.route_rows(me="me", leases=held, route=ROUTE, receipt="r", **kind)
 
 
 EITHER: dict[str, Any] = {
@@ -65,32 +65,22 @@ EITHER: dict[str, Any] = {
 }
 ROWS: dict[str, Act] = {
     **EITHER,
-    "renewed": lambda d, each, at: d.renew(connection, me="me", leases={each: at}, lease=90)[1],
-    "released": lambda d, each, at: d.release(connection, me="me", leases={each: at}),
-    "put back": lambda d, each, at: d.unclaim(
-        connection, me="me", due=[Unclaimed(each, at, now(), "b")]
-    ),
+    "renewed": lambda d, each, at: d.renew(me="me", leases={each: at}, lease=90)[1],
+    "released": lambda d, each, at: d.release(me="me", leases={each: at}),
+    "put back": lambda d, each, at: d.unclaim(me="me", due=[Unclaimed(each, at, now(), "b")]),
 }
 KEYED: dict[str, Any] = {
     **EITHER,
-    "counted": lambda d, each, at, kind: d.note_starts(connection, me="me", leases={each: at}),
-    "not counted": lambda d, each, at, kind: d.take_back_starts(
-        connection, me="me", leases={each: at}
-    ),
+    "counted": lambda d, each, at, kind: d.note_starts(me="me", leases={each: at}),
+    "not counted": lambda d, each, at, kind: d.take_back_starts(me="me", leases={each: at}),
 }
 STREAMS: dict[str, Act] = {
-    "read": lambda d, each, at: d.read_streams(
-        connection, StreamQuery(me="me", streams={each: at}, limit=9)
-    ),
-    "renewed": lambda d, each, at: d.renew_streams(
-        connection, me="me", leases={each: at}, lease=90
-    )[1],
+    "read": lambda d, each, at: d.read_streams(StreamQuery(me="me", streams={each: at}, limit=9)),
+    "renewed": lambda d, each, at: d.renew_streams(me="me", leases={each: at}, lease=90)[1],
     "released": lambda d, each, at: d.release_streams(
-        connection, me="me", streams=[Release(each, at, None, 0.0)]
+        me="me", streams=[Release(each, at, None, 0.0)]
     ),
-    "handed back": lambda d, each, at: d.hand_back_streams(
-        connection, me="me", leases={each: at}, after=1.0
-    ),
+    "handed back": lambda d, each, at: d.hand_back_streams(me="me", leases={each: at}, after=1.0),
 }
 
 
@@ -103,7 +93,7 @@ def tables() -> list[dict[str, Any]]:
 
 
 def take_streams() -> None:
-    assert dialect().claim(connection, stream_claim("me")).rows
+    assert dialect().claim(stream_claim("me")).rows
 
 
 def leased_event() -> tuple[str, Any]:
@@ -154,7 +144,7 @@ def test_a_failure_is_settled_by_its_own_lease_and_not_by_one_of_its_batch(
     claim("me")
     first, second = endings([(old, decision), (new, decision)])
     late = first._replace(locked_at=first.locked_at - timedelta(seconds=30))
-    assert dialect().settle_all(connection, me="me", endings=[late, second]) == 1
+    assert dialect().settle_all(me="me", endings=[late, second]) == 1
     assert (row(old).locked_by, row(new).locked_by) == ("me", None)
 
 
@@ -166,10 +156,7 @@ def test_a_failure_counts_once_though_its_stream_is_still_leased(decision: Decis
     [ending] = endings([(event_id, RETRY)])
     repeated = [ending, ending._replace(decision=decision)]
     settle = {"me": "me", "kind": LeaseKind.STREAM}
-    assert [dialect().settle_all(connection, endings=[each], **settle) for each in repeated] == [
-        1,
-        0,
-    ]
+    assert [dialect().settle_all(endings=[each], **settle) for each in repeated] == [1, 0]
     assert (row(event_id).attempts, row(event_id).status) == (1, Status.RETRY)
 
 

@@ -21,7 +21,7 @@ NEW, DONE, RETRY, DEAD = Status
 
 
 def dead(low: str | None = None, high: str | None = None, *, most: int = 100) -> list[str]:
-    return dialect_of(connection).dead(connection, span=(low, high), most=most)
+    return dialect_of(connection).dead(span=(low, high), most=most)
 
 
 def newest_first(ids: list[str]) -> list[str]:
@@ -61,7 +61,7 @@ def test_the_first_events_that_wait_in_streams() -> None:
     failed, behind = [*keyed("b", status=RETRY), *keyed("b")]
     keyed("b", status=DEAD)
     keyed("c", 2)
-    found = dialect_of(connection).waiting(connection, streams=[":a", ":b"], most=2)
+    found = dialect_of(connection).waiting(streams=[":a", ":b"], most=2)
     assert {first, second, failed, behind} == {*found}
 
 
@@ -95,7 +95,7 @@ def test_looks_read_no_whole_table(large_table: None) -> None:
         "leased": lambda: [*events.leased()[:50]],
         "scheduled": lambda: [*events.scheduled()[:50]],
         "retrying": lambda: [*events.retrying()[:50]],
-        "waiting": lambda: dialect.waiting(connection, streams=[":k", ":k1"], most=20),
+        "waiting": lambda: dialect.waiting(streams=[":k", ":k1"], most=20),
     }
     found = large_steps(works)
     if connection.vendor == "mysql":

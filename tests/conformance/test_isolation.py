@@ -255,10 +255,10 @@ def test_a_connection_is_asked_once_where_it_is_read_committed() -> None:
     def begin() -> None:
         with connection.execute_wrapper(note):
             for _ in range(3):
-                with dialect_of(connection).read_committed(connection):
+                with dialect_of(connection).read_committed():
                     level(connection)
         connection.close()
-        with connection.execute_wrapper(note), dialect_of(connection).read_committed(connection):
+        with connection.execute_wrapper(note), dialect_of(connection).read_committed():
             level(connection)
 
     in_thread(begin).result(20)
@@ -273,7 +273,7 @@ def test_a_session_that_ended_while_idle_costs_an_atomic_listener_nothing() -> N
 
     def begin_twice() -> None:
         for event_id in ("before", "after"):
-            with dialect_of(connection).read_committed(connection):
+            with dialect_of(connection).read_committed():
                 Effect.objects.create(event_id=event_id, pid=0)
             in_thread(end_all_others).result(20)
         connection.close()
@@ -292,7 +292,7 @@ def test_where_it_is_stricter_each_transaction_is_changed_and_nothing_else(stric
     def begin() -> tuple[list[str], str]:
         found = []
         for _ in range(2):
-            with dialect_of(connection).read_committed(connection):
+            with dialect_of(connection).read_committed():
                 found.append(level(connection))
         return found, level(connection)
 

@@ -83,7 +83,7 @@ def test_a_keyed_write_leaves_no_warning() -> None:
                 write_many(keyed("k", "z"))
             with transaction.atomic():
                 write("x", key="k")
-        dialect_of(connection).wake_streams(connection, [":k", ":z"])
+        dialect_of(connection).wake_streams([":k", ":z"])
     upserts = [sql for sql, _ in found if "ON DUPLICATE KEY" in sql]
     assert len(upserts) == 5
     assert not [each for each in found if each[1]]

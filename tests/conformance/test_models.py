@@ -29,7 +29,7 @@ LONG_AGO = datetime(2001, 1, 1, tzinfo=timezone.utc)
 
 
 def now(alias: str = "default") -> datetime:
-    return dialect_of(connections[alias]).clock(connections[alias])
+    return dialect_of(connections[alias]).clock()
 
 
 def row(

@@ -22,7 +22,7 @@ __all__ = ["place"]  # fixtures
 def claims_of(owner: str) -> list[str]:
     """Claim as another worker would; return the keys."""
     claim = Claim(table=STREAMS, me=owner, lease=60, branches=[Branch("default", 9)])
-    return [key for key, *_ in dialect_of(connection).claim(connection, claim).rows]
+    return [key for key, *_ in dialect_of(connection).claim(claim).rows]
 
 
 def seconds_pass(seconds: float, claimed: list[str]) -> bool:

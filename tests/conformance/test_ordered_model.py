@@ -216,7 +216,7 @@ class Streams(RuleBasedStateMachine):
     def a_rival_claims(self) -> None:
         dialect = dialect_of(connection)
         claim = stream_claim("rival", lease=FAR, limit=1)
-        for name, *_ in dialect.claim(connection, claim).rows:
+        for name, *_ in dialect.claim(claim).rows:
             key = name.removeprefix(":")
             wanted = StreamQuery(
                 me="rival",
@@ -225,7 +225,7 @@ class Streams(RuleBasedStateMachine):
                 dead_too=self.blocks,
                 only_due_retries=not self.stop,
             )
-            (found,) = dialect.read_streams(connection, wanted)
+            (found,) = dialect.read_streams(wanted)
             rows = [dict(zip(KEYED, each, strict=False)) for each in found.rows]
             taken: list[str] = []
             for row in rows:
@@ -249,15 +249,13 @@ class Streams(RuleBasedStateMachine):
         owns = stream is not None and stream.locked_by == "rival"
         for each in rival.ids:
             pairs = [(each, DONE)]
-            settled = dialect.settle_all(
-                connection, me="rival", endings=endings(pairs), kind=LeaseKind.STREAM
-            )
+            settled = dialect.settle_all(me="rival", endings=endings(pairs), kind=LeaseKind.STREAM)
             assert settled == owns
             if owns:
                 self.events[each].state = "done"
         delay = None if rival.is_idle else 0.0
         given = releases((f":{rival.key}", rival.seq, delay))
-        if not dialect.release_streams(connection, me="rival", streams=given) and owns:
+        if not dialect.release_streams(me="rival", streams=given) and owns:
             end_stream_leases(rival.key) if self.is_free(rival.key) else None
 
     @precondition(lambda self: self.rival is not None and self.is_free(self.rival.key))

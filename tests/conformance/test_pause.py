@@ -150,7 +150,6 @@ def test_two_who_postpone_at_once_share_and_do_not_wait_for_each_other() -> None
 
     def postpone() -> int:
         count, _ = dialect_of(connection).postpone(
-            connection,
             ids=[*OutboxEvent.objects.values_list("pk", flat=True)],
             newest=now(),
             pauses=frozenset([TYPE]),

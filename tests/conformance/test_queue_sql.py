@@ -65,7 +65,7 @@ def branches(queues: Sequence[str], limit: int = 10, **more: Any) -> list[Branch
 
 
 def take_streams(**more: Any) -> Any:
-    return dialect().claim(connection, stream_claim(**more))
+    return dialect().claim(stream_claim(**more))
 
 
 def in_queue(queue: str, *keys: str) -> None:
@@ -175,13 +175,7 @@ def test_lost_events_are_found_by_queue_in_one_statement() -> None:
     found: dict[str, Any] = {}
     queues = ["a", "b", "c", *MANY]
     assert (
-        len(
-            sent(
-                lambda: found.update(
-                    dialect().lost_events(connection, me="me", queues=queues, limit=10)
-                )
-            )
-        )
+        len(sent(lambda: found.update(dialect().lost_events(me="me", queues=queues, limit=10))))
         == 1
     )
     assert {queue: each[:2] for queue, each in found.items()} == {
@@ -202,12 +196,9 @@ def test_the_next_due_times_are_found_by_queue_in_one_statement() -> None:
     insert(due=-20)
     found: dict[str, float] = {}
     queues = ["a", "b", *MANY]
-    assert (
-        len(sent(lambda: found.update(dialect().seconds_to_next_due(connection, queues=queues))))
-        == 1
-    )
+    assert len(sent(lambda: found.update(dialect().seconds_to_next_due(queues=queues)))) == 1
     assert {queue: round(each, -1) for queue, each in found.items()} == {"a": 60, "b": 30}
-    recent = dialect().seconds_to_next_due(connection, queues=["default"], since=25.0)
+    recent = dialect().seconds_to_next_due(queues=["default"], since=25.0)
     assert -25 < recent["default"] < -15
 
 
@@ -304,11 +295,11 @@ def polls(queues: Sequence[str]) -> dict[str, Callable[[], object]]:
         "later claim": lambda: claim(branches=branches(queues, since=600.0, most_bytes=9999)),
         "claim of streams": lambda: take_streams(branches=branches(queues)),
         "later claim of streams": lambda: take_streams(branches=branches(queues, since=600.0)),
-        "lost": lambda: d.lost_events(connection, me="me", queues=queues, limit=10),
-        "next due": lambda: d.seconds_to_next_due(connection, queues=queues),
-        "has due": lambda: d.has_due(connection, queue="queue-01"),
-        "other queues": lambda: d.other_queues(connection, known=MANY),
-        "due first": lambda: d.due_first(connection, limit=10, since=since),
+        "lost": lambda: d.lost_events(me="me", queues=queues, limit=10),
+        "next due": lambda: d.seconds_to_next_due(queues=queues),
+        "has due": lambda: d.has_due(queue="queue-01"),
+        "other queues": lambda: d.other_queues(known=MANY),
+        "due first": lambda: d.due_first(limit=10, since=since),
     }
 
 
@@ -320,11 +311,11 @@ def changes_of(ids: Sequence[str]) -> dict[str, Callable[[], object]]:
     none: Any = frozenset()
     return {
         "claim by id": lambda: claim(ids=ids),
-        "move": lambda: d.move(connection, ids=ids, queue="b", newest=now()),
-        "move of streams": lambda: d.move_streams(connection, of="queue-01", queue="b", limit=9),
-        "postpone": lambda: d.postpone(connection, ids=ids, newest=now(), pauses=none),
-        "unclaim": lambda: (claim(ids=ids), d.unclaim(connection, me="me", due=given())),
-        "settle": lambda: (claim(ids=ids), d.settle(connection, me="me", endings=moved())),
+        "move": lambda: d.move(ids=ids, queue="b", newest=now()),
+        "move of streams": lambda: d.move_streams(of="queue-01", queue="b", limit=9),
+        "postpone": lambda: d.postpone(ids=ids, newest=now(), pauses=none),
+        "unclaim": lambda: (claim(ids=ids), d.unclaim(me="me", due=given())),
+        "settle": lambda: (claim(ids=ids), d.settle(me="me", endings=moved())),
     }
 
 
@@ -339,7 +330,7 @@ def test_a_lease_is_given_back_into_its_queue() -> None:
     claim(queue="a")
     OutboxEvent.objects.filter(pk=stolen).update(locked_by="thief")
     given = unclaimed(zip(due, due.values(), "bab", strict=True))
-    assert dialect().unclaim(connection, me="me", due=given) == 2
+    assert dialect().unclaim(me="me", due=given) == 2
     assert queues_of(first, second, stolen) == ["b", "a", "a"]
     assert [row(each).available_at == due[each] for each in due] == [True, True, False]
     assert [row(each).locked_by for each in due] == [None, None, "thief"]
@@ -354,7 +345,7 @@ def test_what_is_due_moves_to_another_queue() -> None:
     before = row(due).__dict__ | {"_state": 0, "queue": "b"}
     assert ids_of(claim(ids=[leased])) == [leased]
     ids = [due, younger, leased, done, "never-written"]
-    assert dialect().move(connection, ids=ids, queue="b", newest=newest) == 1
+    assert dialect().move(ids=ids, queue="b", newest=newest) == 1
     assert queues_of(due, younger, leased, done) == ["b", "a", "a", "a"]
     assert row(due).__dict__ | {"_state": 0} == before  # nothing else has changed
     assert ids_of(claim(queue="b")) == [due]
@@ -365,7 +356,7 @@ def test_a_move_passes_over_what_is_locked() -> None:
     locked, free = insert(2, due=-1, queue="a")
 
     def move() -> int:
-        return int(dialect().move(connection, ids=[locked, free], queue="b", newest=now()))
+        return int(dialect().move(ids=[locked, free], queue="b", newest=now()))
 
     with elsewhere(lambda: OutboxEvent.objects.filter(pk=locked).update(tenant_id="locked")):
         assert in_thread(move).result(10) == 1
@@ -392,7 +383,7 @@ def test_a_move_of_streams_passes_over_what_a_writer_has_locked() -> None:
     in_queue("a", "held", "free")
 
     def move() -> int:
-        return int(dialect().move_streams(connection, of="a", queue="b", limit=9))
+        return int(dialect().move_streams(of="a", queue="b", limit=9))
 
     with elsewhere(lambda: keyed("held")):
         assert in_thread(move).result(10) == 1
@@ -403,7 +394,7 @@ def test_a_move_of_streams_passes_over_what_a_writer_has_locked() -> None:
 
 
 def others(*known: str) -> list[str]:
-    found: list[str] = dialect().other_queues(connection, known=known)
+    found: list[str] = dialect().other_queues(known=known)
     return found
 
 
@@ -460,15 +451,13 @@ def test_rows_due_first_are_read_by_queue_in_one_statement() -> None:
     insert(due=60, queue="b")
     found: list[Any] = []
     since = {"a": None, "b": None, "default": None}
-    assert (
-        len(sent(lambda: found.extend(dialect().due_first(connection, limit=2, since=since)))) == 1
-    )
+    assert len(sent(lambda: found.extend(dialect().due_first(limit=2, since=since)))) == 1
     assert sorted(each.id for each in found) == sorted([*a[:2], b])
     (of_b,) = [each for each in found if each.queue == "b"]
     assert of_b[:4] == (SENT, "parcel.sent mail", b, row(b).available_at)
     assert 0 <= (now() - of_b.now).total_seconds() < 60
     last = max((each for each in found if each.queue == "a"), key=lambda each: each.due_at)
-    behind = dialect().due_first(connection, limit=2, since={"a": last})
+    behind = dialect().due_first(limit=2, since={"a": last})
     assert [each.id for each in behind] == [a[2]]
 
 
@@ -477,7 +466,7 @@ def test_rows_due_at_the_same_time_are_read_once_each() -> None:
     seen: list[str] = []
     last = None
     for count in (10, 10, 5, 0):
-        rows = dialect().due_first(connection, limit=10, since={"a": last})
+        rows = dialect().due_first(limit=10, since={"a": last})
         assert len(rows) == count
         seen += [each.id for each in rows]
         last = rows[-1] if rows else None
@@ -562,7 +551,7 @@ def test_an_idle_stream_goes_to_the_queue_of_its_new_head(many: bool) -> None:
     put("letter", keys=keys)
     assert stream("k").queue == "webhooks"  # leased
     streams = releases(*((f":{key}", None, None) for key in keys))
-    assert len(dialect().release_streams(connection, me="me", streams=streams)) == len(keys)
+    assert len(dialect().release_streams(me="me", streams=streams)) == len(keys)
     assert (stream("k").due_at, stream("k").queue) == (None, "webhooks")
     put("letter", "hook", keys=keys)  # idle
     assert {stream(key).queue for key in keys} == {"mail"}
@@ -578,7 +567,7 @@ def test_a_stream_that_is_woken_keeps_its_queue_unless_it_was_idle() -> None:
     in_queue("a", "waits", "leased", "idle")
     take_streams(queue="a")
     with transaction.atomic():
-        dialect().wake_streams(connection, [":waits", ":leased", ":idle"])
+        dialect().wake_streams([":waits", ":leased", ":idle"])
     assert [stream(each).queue for each in ("waits", "leased", "idle")] == ["a", "a", "default"]
     assert stream("leased").locked_by == "me"
     assert stream_due_in("waits") <= 0
@@ -600,7 +589,7 @@ def test_a_settle_with_a_queue_moves_the_row() -> None:
         (done, DONE),
         (retried, Decision(status=Status.RETRY, delay=2.0, spent=1, queue="c", outcome="retry")),
     ]
-    assert dialect().settle_all(connection, me="me", endings=endings(decisions)) == 4
+    assert dialect().settle_all(me="me", endings=endings(decisions)) == 4
     assert queues_of(moved, kept, retried, done) == ["b", "a", "c", "a"]
     assert (row(moved).attempts, row(retried).attempts) == (0, 1)
     assert 0 < lease_ends_in(moved) <= 2
@@ -611,14 +600,12 @@ def test_the_settle_of_a_keyed_event_moves_its_row_and_the_release_its_stream() 
     (kept,) = keyed("b", due=-1)
     take_streams()
     decisions = [(moved, decision("webhooks")), (kept, decision(None))]
-    settled = dialect().settle_all(
-        connection, me="me", endings=endings(decisions), kind=LeaseKind.STREAM
-    )
+    settled = dialect().settle_all(me="me", endings=endings(decisions), kind=LeaseKind.STREAM)
     assert settled == 2
     assert queues_of(moved, kept) == ["webhooks", "default"]
     assert {stream(key).queue for key in "ab"} == {"default"}
     streams = releases((":a", 1, 2.0, "webhooks"), (":b", 1, 3.0))
-    assert dialect().release_streams(connection, me="me", streams=streams) == {":a", ":b"}
+    assert dialect().release_streams(me="me", streams=streams) == {":a", ":b"}
     assert (stream("a").queue, stream("b").queue) == ("webhooks", "default")
     assert 0 < stream_due_in("a") <= 2 < stream_due_in("b") <= 3
 
@@ -627,7 +614,7 @@ def test_the_settle_of_a_keyed_event_moves_its_row_and_the_release_its_stream() 
 
 
 def open_breaker(queue: str = "a", pause: float = 30.0) -> bool:
-    return bool(dialect().open_breaker(connection, queue=queue, pause=pause, reason="5 failures"))
+    return bool(dialect().open_breaker(queue=queue, pause=pause, reason="5 failures"))
 
 
 def end_pauses() -> None:
@@ -635,11 +622,11 @@ def end_pauses() -> None:
 
 
 def probe(queue: str = "a", lease: float = 20.0) -> bool:
-    return bool(dialect().probe_breaker(connection, queue=queue, lease=lease))
+    return bool(dialect().probe_breaker(queue=queue, lease=lease))
 
 
 def test_a_breaker_opens_once() -> None:
-    assert dialect().breakers(connection) == {}
+    assert dialect().breakers() == {}
     assert open_breaker()
     assert not open_breaker(pause=600)
     found = OutboxPause.objects.get()
@@ -650,7 +637,7 @@ def test_a_breaker_opens_once() -> None:
         "",
     )
     assert abs((found.paused_at - now()).total_seconds()) < 5
-    ((queue, breaker),) = dialect().breakers(connection).items()
+    ((queue, breaker),) = dialect().breakers().items()
     assert (queue, breaker.pause) == ("a", 30.0)
     assert 25 < breaker.left <= 30
 
@@ -660,15 +647,15 @@ def test_a_breaker_that_opens_in_a_transaction_leaves_it_usable() -> None:
     with transaction.atomic():
         assert not open_breaker()
         assert open_breaker("b")
-    assert {*dialect().breakers(connection)} == {"a", "b"}
+    assert {*dialect().breakers()} == {"a", "b"}
 
 
 def test_a_breaker_and_a_pause_of_the_same_queue_are_two() -> None:
     assert OutboxPause.objects.create(kind="queue", name="a", paused_at=now())
     assert open_breaker()
-    assert dialect().pauses(connection) == {("queue", "a"), ("breaker", "a")}
-    assert dialect().close_breaker(connection, queue="a")
-    assert dialect().pauses(connection) == {("queue", "a")}
+    assert dialect().pauses() == {("queue", "a"), ("breaker", "a")}
+    assert dialect().close_breaker(queue="a")
+    assert dialect().pauses() == {("queue", "a")}
 
 
 def test_a_breaker_is_probed_when_its_pause_is_over() -> None:
@@ -676,11 +663,11 @@ def test_a_breaker_is_probed_when_its_pause_is_over() -> None:
     open_breaker()
     assert not probe()
     end_pauses()
-    assert dialect().breakers(connection)["a"].left < 0
+    assert dialect().breakers()["a"].left < 0
     assert not probe("b")
     assert probe(lease=20)
     assert not probe()  # for as long as the lease
-    breaker = dialect().breakers(connection)["a"]
+    breaker = dialect().breakers()["a"]
     assert (15 < breaker.left <= 20, breaker.pause) == (True, 30.0)
     end_pauses()  # its prober was lost
     assert probe()
@@ -703,21 +690,21 @@ def test_one_of_several_wins_the_probe() -> None:
 def test_a_failed_probe_extends_the_pause() -> None:
     open_breaker()
     open_breaker("b")
-    dialect().extend_breaker(connection, queue="a", pause=60.0, kept=60.0)
-    dialect().extend_breaker(connection, queue="b", pause=1.0, kept=30.0)
-    found = dialect().breakers(connection)
+    dialect().extend_breaker(queue="a", pause=60.0, kept=60.0)
+    dialect().extend_breaker(queue="b", pause=1.0, kept=30.0)
+    found = dialect().breakers()
     assert (55 < found["a"].left <= 60, found["a"].pause) == (True, 60.0)
     assert (found["b"].left <= 1, found["b"].pause) == (True, 30.0)
-    dialect().extend_breaker(connection, queue="c", pause=1.0, kept=30.0)  # ended by a user
-    assert {*dialect().breakers(connection)} == {"a", "b"}
+    dialect().extend_breaker(queue="c", pause=1.0, kept=30.0)  # ended by a user
+    assert {*dialect().breakers()} == {"a", "b"}
 
 
 def test_a_breaker_is_closed_once() -> None:
     open_breaker()
     open_breaker("b")
-    assert dialect().close_breaker(connection, queue="a")
-    assert not dialect().close_breaker(connection, queue="a")
-    assert {*dialect().breakers(connection)} == {"b"}
+    assert dialect().close_breaker(queue="a")
+    assert not dialect().close_breaker(queue="a")
+    assert {*dialect().breakers()} == {"b"}
     assert not probe()
     assert open_breaker()
 
@@ -735,18 +722,18 @@ def test_instants_are_utc_whatever_the_settings_say(settings: Any, use_tz: bool)
     settings.USE_TZ, settings.TIME_ZONE = use_tz, "America/New_York"
     own = engine_connection("default", lock_wait=1)
     try:
-        assert abs((dialect().clock(own) - clock).total_seconds()) < 60
-        found = dialect().lost_events(own, me="me", queues=["a"], limit=9)
+        assert abs((dialect_of(own).clock() - clock).total_seconds()) < 60
+        found = dialect_of(own).lost_events(me="me", queues=["a"], limit=9)
         assert found["a"].until == due
-        (first,) = dialect().due_first(own, limit=9, since={"a": None})
+        (first,) = dialect_of(own).due_first(limit=9, since={"a": None})
         assert first.due_at == due
         assert abs((first.now - clock).total_seconds()) < 60
         taken = due_claim(queue="a", state=RescueState.LOST, at=found["a"].until)
-        assert dialect().move(own, ids=[lost], queue="b", newest=first.due_at) == 1
-        assert dialect().claim(own, taken).rows == []
+        assert dialect_of(own).move(ids=[lost], queue="b", newest=first.due_at) == 1
+        assert dialect_of(own).claim(taken).rows == []
         OutboxEvent.objects.filter(pk=lost).update(queue="a")
-        assert [each[0] for each in dialect().claim(own, taken).rows] == [lost]
+        assert [each[0] for each in dialect_of(own).claim(taken).rows] == [lost]
         wanted = StreamQuery(me="me", streams=stream_leases([":k"]), limit=9)
-        assert dialect().next_retries(own, wanted) == {":k": row(retried).deliver_at}
+        assert dialect_of(own).next_retries(wanted) == {":k": row(retried).deliver_at}
     finally:
         own.close()

@@ -76,9 +76,7 @@ def test_due_rows_are_counted_by_the_index_of_queues() -> None:
     for model in (OutboxEvent, OutboxStream):
         analyze(model)
     dialect = dialect_of(connection)
-    sent = statements(
-        lambda: dialect.queue_backlogs(connection, queues=["default", "hooks"], most=1000)
-    )
+    sent = statements(lambda: dialect.queue_backlogs(queues=["default", "hooks"], most=1000))
     [(sql, params)] = sent
     plan = str(explain(sql, params))
     assert plan.count(index_name("outbox_event_queue")) >= 2

@@ -59,13 +59,13 @@ def dialect() -> Any:
 
 def route_rows(*ids: str, me: str = "me", **more: Any) -> int:
     given = {"route": PLAIN, "receipt": RECEIPT, **more}
-    return int(dialect().route_rows(connection, me=me, leases=leases(ids), **given))
+    return int(dialect().route_rows(me=me, leases=leases(ids), **given))
 
 
 def add_rows(*ids: str, route: Route = MAIL, receipt: str = RECEIPT) -> int:
     """Insert further rows; return how many there are now that were not before."""
     before = OutboxEvent.objects.count()
-    dialect().add_rows(connection, ids=ids, route=route, receipt=receipt)
+    dialect().add_rows(ids=ids, route=route, receipt=receipt)
     return OutboxEvent.objects.count() - before
 
 
@@ -190,12 +190,12 @@ def test_all_rows_of_an_event_are_locked_in_order_and_get_the_receipt() -> None:
     add_rows(event_id, other)
     OutboxEvent.objects.filter(pk=other).update(routes=None)
     with transaction.atomic():
-        found = dialect().lock_event(connection, event_id)
+        found = dialect().lock_event(event_id)
         assert [*found.items()] == [(event_id, RECEIPT), (f"{event_id}.{MAIL.digest}", RECEIPT)]
-        dialect().note_receipt(connection, ids=[*found], receipt="new")
-        found = dialect().lock_event(connection, other)
+        dialect().note_receipt(ids=[*found], receipt="new")
+        found = dialect().lock_event(other)
         assert [*found.items()] == [(other, ""), (f"{other}.{MAIL.digest}", RECEIPT)]
-        assert dialect().lock_event(connection, f"{event_id}0") == {}
+        assert dialect().lock_event(f"{event_id}0") == {}
     assert [each[3] for each in routes(event_id)] == ["new", "new"]
     assert [each[3] for each in routes(other)] == [None, RECEIPT]
 
@@ -205,11 +205,11 @@ def test_a_worker_waits_until_another_has_noted_its_receipt() -> None:
     (event_id,) = insert()
     own = engine_connection("default", lock_wait=1)
     note = lambda: dialect().note_receipt(  # noqa: E731
-        connection, ids=[*dialect().lock_event(connection, event_id)], receipt="theirs"
+        connection, ids=[*dialect().lock_event(event_id)], receipt="theirs"
     )
     with closing(own), elsewhere(note), pytest.raises(OperationalError), single_transaction(own):
-        dialect().lock_event(own, event_id)
-    assert dialect().lock_event(connection, event_id) == {event_id: "theirs"}
+        dialect_of(own).lock_event(event_id)
+    assert dialect().lock_event(event_id) == {event_id: "theirs"}
 
 
 @pytest.mark.skipif(vendor() == "sqlite", reason="SQLite has one writer at a time")
@@ -339,7 +339,7 @@ def test_a_read_says_behind_which_place_events_wait_for_routing(name: str) -> No
         stream=":k", key="k", seq=2, due_at=now(), locked_by="me", locked_at=now()
     )
     query = StreamQuery(me="me", streams=stream_leases([":k"]), limit=9)
-    (read,) = dialect().read_streams(connection, query)
+    (read,) = dialect().read_streams(query)
     assert [each[-1] for each in read.rows] == [until]
 
 

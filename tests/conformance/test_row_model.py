@@ -131,7 +131,7 @@ class Rows(RuleBasedStateMachine):
         mine = [each for each in held if self.rows[each].owner == me]
         pairs = [(each, RETRY if retries else DONE) for each in held]
         if pairs:
-            count = dialect_of(connection).settle_all(connection, me=me, endings=endings(pairs))
+            count = dialect_of(connection).settle_all(me=me, endings=endings(pairs))
             assert count == len(mine)
         for each in mine:
             row = self.rows[each]
@@ -145,7 +145,7 @@ class Rows(RuleBasedStateMachine):
         dialect = dialect_of(connection)
         mine: set[str] = set()
         if held:
-            _, mine = dialect.renew(connection, me=me, leases=leases(held), lease=FAR)
+            _, mine = dialect.renew(me=me, leases=leases(held), lease=FAR)
         assert mine == {each for each in held if self.rows[each].owner == me}
         for each in mine:
             self.rows[each].state = "held"
@@ -155,9 +155,7 @@ class Rows(RuleBasedStateMachine):
         held, self.claims[me] = self.claims[me], []
         mine = [each for each in held if self.rows[each].owner == me]
         if held:
-            assert dialect_of(connection).release(connection, me=me, leases=leases(held)) == len(
-                mine
-            )
+            assert dialect_of(connection).release(me=me, leases=leases(held)) == len(mine)
         for each in mine:
             self.rows[each].state, self.rows[each].owner = "due", ""
 

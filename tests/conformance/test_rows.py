@@ -49,7 +49,7 @@ def statements(work: Callable[[], object]) -> list[str]:
 
 
 def renew(ids: list[str], *, me: str = "me") -> tuple[set[str], set[str]]:
-    return dialect_of(connection).renew(connection, me=me, leases=leases(ids), lease=90)
+    return dialect_of(connection).renew(me=me, leases=leases(ids), lease=90)
 
 
 # -- databases -------------------------------------------------------------------------------------

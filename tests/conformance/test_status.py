@@ -55,7 +55,7 @@ def large_table(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def is_known() -> bool:  # MariaDB's own thread may overwrite what it has just learnt
         analyze(OutboxEvent)
-        return 50 < dialect_of(connection).estimated_rows(connection) < 200
+        return 50 < dialect_of(connection).estimated_rows() < 200
 
     wait_until(is_known)
 

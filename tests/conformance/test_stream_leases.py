@@ -65,18 +65,18 @@ def take(me: str = "me", **more: Any) -> list[str]:
 
 def found(me: str = "me", **more: Any) -> Any:
     """Claim due streams; return name, previous owner, queue and instant of the lease of each."""
-    rows = dialect().claim(connection, stream_claim(me, **more)).rows
+    rows = dialect().claim(stream_claim(me, **more)).rows
     return [(name, owner, queue, leased_at) for name, queue, _due, owner, leased_at in rows]
 
 
 def next_due() -> dict[str, float]:
-    answer: dict[str, float] = dialect().seconds_to_next_due(connection, queues=["default"])
+    answer: dict[str, float] = dialect().seconds_to_next_due(queues=["default"])
     return answer
 
 
 def read(*keys: str, me: str = "me", limit: int = 100, **more: Any) -> dict[str, Any]:
     wanted = StreamQuery(me=me, streams=stream_leases(names(*keys)), limit=limit, **more)
-    return {each.name[1:]: each for each in dialect().read_streams(connection, wanted)}
+    return {each.name[1:]: each for each in dialect().read_streams(wanted)}
 
 
 def ids(found: Any) -> list[str]:
@@ -85,21 +85,19 @@ def ids(found: Any) -> list[str]:
 
 def settle(event_id: str, decision: Decision = DONE, *, me: str = "me") -> int:
     pairs = [(event_id, decision)]
-    return int(
-        dialect().settle_all(connection, me=me, endings=endings(pairs), kind=LeaseKind.STREAM)
-    )
+    return int(dialect().settle_all(me=me, endings=endings(pairs), kind=LeaseKind.STREAM))
 
 
 def release(key: str, seq: int | None, delay: float | None = None, *, me: str = "me") -> bool:
     streams = releases((f":{key}", seq, delay))
-    given = dialect().release_streams(connection, me=me, streams=streams)
+    given = dialect().release_streams(me=me, streams=streams)
     assert given in (set(), {f":{key}"})
     return bool(given)
 
 
 def renew(*keys: str, me: str = "me", lease: float = 90) -> tuple[set[str], set[str]]:
     held = stream_leases(names(*keys))
-    answer = dialect().renew_streams(connection, me=me, leases=held, lease=lease)
+    answer = dialect().renew_streams(me=me, leases=held, lease=lease)
     renewed, held = ({each[1:] for each in some} for some in answer)
     return renewed, held
 
@@ -229,7 +227,7 @@ def test_failures_that_wait_are_passed_over_on_demand() -> None:
     assert ids(read("a")["a"]) == [waiting, due, deferred, new]
     assert ids(read("a", only_due_retries=True)["a"]) == [due, deferred, new]
     wanted = StreamQuery(me="me", streams=stream_leases([":a", ":b"]), limit=9)
-    assert dialect().next_retries(connection, wanted) == {":a": row(due).deliver_at}
+    assert dialect().next_retries(wanted) == {":a": row(due).deliver_at}
 
 
 def test_a_failure_behind_a_dead_one_is_not_waited_for_where_dead_ones_end_a_stream() -> None:
@@ -239,9 +237,9 @@ def test_a_failure_behind_a_dead_one_is_not_waited_for_where_dead_ones_end_a_str
     rows.filter(pk=behind).update(status=2, deliver_at=now() + timedelta(seconds=30))
     rows.filter(pk=dead).update(status=Status.DEAD, done_at=now())
     wanted = StreamQuery(me="me", streams=stream_leases([":a"]), limit=9)
-    assert dialect().next_retries(connection, wanted) == {":a": row(behind).deliver_at}
+    assert dialect().next_retries(wanted) == {":a": row(behind).deliver_at}
     wanted = StreamQuery(me="me", streams=stream_leases([":a"]), limit=9, dead_too=True)
-    assert dialect().next_retries(connection, wanted) == {":a": row(before).deliver_at}
+    assert dialect().next_retries(wanted) == {":a": row(before).deliver_at}
 
 
 def test_what_is_not_mine_is_not_read() -> None:
@@ -285,7 +283,7 @@ def test_the_streams_owner_settles_and_nobody_else(decision: Decision) -> None:
 def test_a_keyed_event_is_not_settled_as_a_row() -> None:
     (event_id,) = keyed("a")
     take()
-    assert dialect().settle_all(connection, me="me", endings=endings([(event_id, DONE)])) == 0
+    assert dialect().settle_all(me="me", endings=endings([(event_id, DONE)])) == 0
 
 
 @pytest.mark.parametrize("decision", [RETRY, DEFER], ids=lambda each: each.outcome)
@@ -320,7 +318,7 @@ def test_events_of_many_streams_are_settled_at_once() -> None:
     take(limit=60)
     cycle = [DONE, RETRY, DEFER, DEAD]
     pairs = [(event_id, cycle[n % 4]) for n, event_id in enumerate([*given, *theirs])]
-    count = dialect().settle_all(connection, me="me", endings=endings(pairs), kind=LeaseKind.STREAM)
+    count = dialect().settle_all(me="me", endings=endings(pairs), kind=LeaseKind.STREAM)
     assert count == len(given)
     after = dict(OutboxEvent.objects.values_list("event_id", "status"))
     assert after == dict.fromkeys(theirs, 0) | {key: each.status for key, each in pairs[:180]}
@@ -333,7 +331,7 @@ def test_delete_done_is_fenced_too() -> None:
     take()
     pairs = [(mine, DONE), (unique, DONE), (theirs, DONE)]
     count = dialect().settle_all(
-        connection, me="me", endings=endings(pairs), kind=LeaseKind.STREAM, delete_done=True
+        me="me", endings=endings(pairs), kind=LeaseKind.STREAM, delete_done=True
     )
     assert count == 2
     assert {*OutboxEvent.objects.values_list("pk", "status")} == {(unique, 1), (theirs, 0)}
@@ -344,7 +342,7 @@ def test_starts_are_fenced() -> None:
     (theirs,) = keyed("b")
     take("another", exclude=[":a"])
     take()
-    assert dialect().note_starts(connection, me="me", leases=leases([mine, theirs])) == 1
+    assert dialect().note_starts(me="me", leases=leases([mine, theirs])) == 1
     assert [row(each).rescues for each in (mine, theirs)] == [1, 0]
 
 
@@ -380,7 +378,7 @@ def test_many_streams_are_released_at_once_each_as_it_should() -> None:
     given = releases(
         *((each, 1, None if n % 2 else float(n)) for n, each in enumerate(names(*keys)))
     )
-    released = dialect().release_streams(connection, me="me", streams=given)
+    released = dialect().release_streams(me="me", streams=given)
     assert released == {*names(*keys[20:])}
     due = dict(OutboxStream.objects.values_list("pk", "due_at"))
     assert all((due[each.name] is None) == (each.delay is None) for each in given[20:])
@@ -410,9 +408,9 @@ def test_starts_are_taken_back_by_the_streams_owner_and_never_below_nought() -> 
     (theirs,) = keyed("b", rescues=1)
     take("another", exclude=[":a"])
     take()
-    dialect().note_starts(connection, me="me", leases=leases([counted]))
+    dialect().note_starts(me="me", leases=leases([counted]))
     ids = [counted, uncounted, theirs]
-    assert dialect().take_back_starts(connection, me="me", leases=leases(ids)) == 1
+    assert dialect().take_back_starts(me="me", leases=leases(ids)) == 1
     assert [row(each).rescues for each in ids] == [0, 0, 1]
 
 
@@ -420,7 +418,7 @@ def test_starts_are_taken_back_by_the_streams_owner_and_never_below_nought() -> 
 def test_a_hand_back_waits_for_no_business_transaction() -> None:
     ids = [keyed(key)[0] for key in "ab"]
     take()
-    dialect().note_starts(connection, me="me", leases=leases(ids))
+    dialect().note_starts(me="me", leases=leases(ids))
 
     def lock() -> None:
         OutboxStream.objects.select_for_update().get(stream__of_key="a")
@@ -428,9 +426,9 @@ def test_a_hand_back_waits_for_no_business_transaction() -> None:
     def hand_back() -> int:
         own = engine_connection("default", lock_wait=1)
         try:
-            assert dialect().take_back_starts(own, me="me", leases=leases(ids)) == 2
+            assert dialect_of(own).take_back_starts(me="me", leases=leases(ids)) == 2
             held = stream_leases([":a", ":b"])
-            return int(dialect().hand_back_streams(own, me="me", leases=held, after=1.0))
+            return int(dialect_of(own).hand_back_streams(me="me", leases=held, after=1.0))
         finally:
             own.close()
 
@@ -517,23 +515,21 @@ def test_r4_r8_an_open_business_transaction_keeps_nobody_waiting() -> None:
 
     def settled(d: Any, own: Any, event_id: str, decision: Decision) -> int:
         pairs = [(event_id, decision)]
-        return int(d.settle_all(own, me="me", endings=endings(pairs), kind=LeaseKind.STREAM))
+        return int(d.settle_all(me="me", endings=endings(pairs), kind=LeaseKind.STREAM))
 
     with business("due", "held"):
-        assert on_own_connection(lambda d, own: d.claim(own, wanted).rows) == []
-        found = on_own_connection(lambda d, own: d.read_streams(own, reading))
+        assert on_own_connection(lambda d, own: d.claim(wanted).rows) == []
+        found = on_own_connection(lambda d, own: d.read_streams(reading))
         assert sorted(each.name for each in found) == [":free", ":held"]
         assert on_own_connection(lambda d, own: settled(d, own, event_id, DONE)) == 1
         assert on_own_connection(lambda d, own: settled(d, own, fenced, RETRY)) == 1
-        renewed = on_own_connection(
-            lambda d, own: d.renew_streams(own, me="me", leases=held, lease=90)
-        )
+        renewed = on_own_connection(lambda d, own: d.renew_streams(me="me", leases=held, lease=90))
         assert renewed == ({":free"}, {":held", ":free"})
         counted = leases([fenced])
-        starts = on_own_connection(lambda d, own: d.note_starts(own, me="me", leases=counted))
+        starts = on_own_connection(lambda d, own: d.note_starts(me="me", leases=counted))
         assert starts == 1
         released = on_own_connection(
-            lambda d, own: d.release_streams(own, me="me", streams=released_too)
+            lambda d, own: d.release_streams(me="me", streams=released_too)
         )
         assert released == {":free"}
     assert (row(event_id).status, row(fenced).status) == (Status.DONE, Status.RETRY)
@@ -557,7 +553,7 @@ def test_a_locked_stream_is_not_renewed_because_a_renewed_one_was_released_meanw
             return found
 
         with own.execute_wrapper(release_after):
-            return d.renew_streams(own, me="me", leases=held, lease=90)
+            return d.renew_streams(me="me", leases=held, lease=90)
 
     with business("held"):
         assert on_own_connection(renewed) == (set(), {":held"})
@@ -571,7 +567,7 @@ def test_r4_the_streams_beside_a_locked_one_are_claimed() -> None:
         keyed(f"free-{n}", due=-1)
     wanted = stream_claim(limit=2)
     with business("locked"):
-        taken = on_own_connection(lambda d, own: d.claim(own, wanted).rows)
+        taken = on_own_connection(lambda d, own: d.claim(wanted).rows)
     assert len(taken) == 2
     assert ":locked" not in {name for name, *_ in taken}
 
@@ -584,7 +580,7 @@ def test_r5_a_business_transaction_that_outlasts_the_lease() -> None:
     held = stream_leases([":a"])
     with business("a"):
         assert on_own_connection(
-            lambda d, own: d.renew_streams(own, me="owner", leases=held, lease=30)
+            lambda d, own: d.renew_streams(me="owner", leases=held, lease=30)
         ) == (set(), {":a"})
         end_stream_leases_by_time(0.3)
         assert take("heir") == []
@@ -618,12 +614,10 @@ def test_r3_the_events_are_read_after_the_claim_in_a_snapshot_of_their_own() -> 
 
     def claim_then_read(d: Any, own: Any) -> list[str]:
         with own.execute_wrapper(note):
-            assert d.claim(own, stream_claim(limit=5)).rows
+            assert d.claim(stream_claim(limit=5)).rows
             # The former owner sent this settle before it lost the stream; it commits now.
             OutboxEvent.objects.filter(pk=first).update(status=Status.DONE, done_at=now())
-            (seen,) = d.read_streams(
-                own, StreamQuery(me="me", streams=stream_leases([":a"]), limit=5)
-            )
+            (seen,) = d.read_streams(StreamQuery(me="me", streams=stream_leases([":a"]), limit=5))
         return ids(seen)
 
     assert on_own_connection(claim_then_read) == [second]
@@ -674,23 +668,17 @@ def test_no_statement_reads_or_sorts_the_whole_table(streams_among_many: Sequenc
         "read": lambda: (take(), read(*some, limit=30)),
         "read dead too": lambda: (take(), read(*some, limit=30, dead_too=True)),
         "read due": lambda: (take(), read(*due[:20], limit=30, only_due_retries=True)),
-        "done": lambda: dialect().settle_done(connection, **stream_hold),
-        "settle": lambda: dialect().settle(
-            connection, me="me", endings=retries, kind=LeaseKind.STREAM
-        ),
-        "start": lambda: dialect().note_starts(connection, me="me", leases=held),
-        "release": lambda: dialect().release_streams(connection, me="me", streams=given),
-        "renew": lambda: dialect().renew_streams(connection, me="me", leases=streams, lease=9),
-        "start back": lambda: dialect().take_back_starts(connection, me="me", leases=held),
-        "route": lambda: dialect().route_rows(
-            connection, me="me", leases=held, route=ROUTE, receipt="r"
-        ),
-        "further rows": lambda: dialect().add_rows(connection, ids=ids, route=ROUTE, receipt="r"),
-        "rows of an event": lambda: dialect().lock_event(connection, ids[0]),
-        "receipt": lambda: dialect().note_receipt(connection, ids=ids, receipt="r"),
-        "hand back": lambda: dialect().hand_back_streams(
-            connection, me="me", leases=streams, after=1.0
-        ),
+        "done": lambda: dialect().settle_done(**stream_hold),
+        "settle": lambda: dialect().settle(me="me", endings=retries, kind=LeaseKind.STREAM),
+        "start": lambda: dialect().note_starts(me="me", leases=held),
+        "release": lambda: dialect().release_streams(me="me", streams=given),
+        "renew": lambda: dialect().renew_streams(me="me", leases=streams, lease=9),
+        "start back": lambda: dialect().take_back_starts(me="me", leases=held),
+        "route": lambda: dialect().route_rows(me="me", leases=held, route=ROUTE, receipt="r"),
+        "further rows": lambda: dialect().add_rows(ids=ids, route=ROUTE, receipt="r"),
+        "rows of an event": lambda: dialect().lock_event(ids[0]),
+        "receipt": lambda: dialect().note_receipt(ids=ids, receipt="r"),
+        "hand back": lambda: dialect().hand_back_streams(me="me", leases=streams, after=1.0),
     }
     assert large_steps(works) == {}
 
@@ -737,9 +725,9 @@ def test_x3_no_lock_outlives_a_statement() -> None:
         events = ids_of(claim(limit=10))
         assert take() == ["a", "b"]
         held = leases(events)
-        assert dialect().renew(connection, me="me", leases=held, lease=90)[0] == {*events}
+        assert dialect().renew(me="me", leases=held, lease=90)[0] == {*events}
         assert renew("a", "b")[0] == {"a", "b"}
-        assert dialect().release(connection, me="me", leases=held) == 3
+        assert dialect().release(me="me", leases=held) == 3
         assert release("a", None, 0.0)
     assert len(sent) >= 6
 

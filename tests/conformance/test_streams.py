@@ -165,15 +165,12 @@ def test_heads_and_backlogs() -> None:
     events("c", DONE)
     keys = [":a", ":b", ":c", ":none"]
 
-    heads = dialect.heads(connection, streams=keys, statuses=(0, 2))
+    heads = dialect.heads(streams=keys, statuses=(0, 2))
     assert heads == {":a": first[1], ":b": second[1]}
-    assert dialect.heads(connection, streams=keys, statuses=(0, 2, 3)) == {
-        ":a": first[1],
-        ":b": second[0],
-    }
-    counts = dialect.backlogs(connection, streams=keys, most=2)
+    assert dialect.heads(streams=keys, statuses=(0, 2, 3)) == {":a": first[1], ":b": second[0]}
+    counts = dialect.backlogs(streams=keys, most=2)
     assert counts == {":a": 2, ":b": 1, ":c": 0, ":none": 0}
-    assert dialect.backlogs(connection, streams=[":a"], most=100) == {":a": 3}
+    assert dialect.backlogs(streams=[":a"], most=100) == {":a": 3}
 
 
 # --- purge of streams ----------------------------------------------------------------------------
@@ -309,9 +306,9 @@ def test_looks_at_streams_use_the_index_of_their_events(long_backlog: None) -> N
     """Neither a long backlog behind a head nor finished events make these queries slower."""
     dialect = dialect_of(connection)
     for work in (
-        lambda: dialect.heads(connection, streams=[":k", ":z"], statuses=(0, 2)),
-        lambda: dialect.heads(connection, streams=[":k", ":z"], statuses=(0, 2, 3)),
-        lambda: dialect.backlogs(connection, streams=[":k", ":z"], most=1000),
+        lambda: dialect.heads(streams=[":k", ":z"], statuses=(0, 2)),
+        lambda: dialect.heads(streams=[":k", ":z"], statuses=(0, 2, 3)),
+        lambda: dialect.backlogs(streams=[":k", ":z"], most=1000),
         lambda: [*OutboxStream.objects.expired()],
     ):
         for sql, params in statements(work):

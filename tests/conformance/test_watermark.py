@@ -45,11 +45,11 @@ def test_a_claim_of_streams_tells_whether_there_may_be_more(limit: int) -> None:
     keyed("a", due=-30)
     keyed("b", due=-20)
     claim = stream_claim(limit=limit)
-    found = dialect_of(connection).claim(connection, claim)
+    found = dialect_of(connection).claim(claim)
     assert [each[:2] for each in found.rows] == [(":a", "default"), (":b", "default")]
     assert found.found("default").more == (limit == 2)
     assert 29 < found.found("default").waited < 60
-    again = dialect_of(connection).claim(connection, claim)
+    again = dialect_of(connection).claim(claim)
     assert (again, again.found("default")) == (Claimed([], {}), ALL)
 
 
@@ -110,9 +110,7 @@ def plan_of_settling(ids: Sequence[str], decision: Decision) -> str:
     try:
         with own.execute_wrapper(note):
             decisions = [(each, decision) for each in ids]
-            dialect_of(own).settle_all(
-                own, me="me", endings=endings(decisions), kind=LeaseKind.STREAM
-            )
+            dialect_of(own).settle_all(me="me", endings=endings(decisions), kind=LeaseKind.STREAM)
         with own.cursor() as cursor:
             cursor.execute(f"EXPLAIN {sent[0][0]}", sent[0][1])
             return "\n".join(line for (line,) in cursor.fetchall())

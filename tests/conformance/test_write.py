@@ -309,7 +309,7 @@ def wrong_clock(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 
 def database_now() -> datetime:
-    return dialect_of(connection).clock(connection)
+    return dialect_of(connection).clock()
 
 
 def test_a_wrong_application_clock_delays_nothing(wrong_clock: int) -> None:

@@ -106,7 +106,7 @@ OWN = (
         edits=[
             (
                 "models/replay.py",
-                "dialect_of(connection).wake_streams(connection, [stream for _, stream in batch])",
+                "dialect_of(connection).wake_streams([stream for _, stream in batch])",
                 "pass",
             )
         ],
@@ -155,7 +155,7 @@ OWN = (
         edits=[
             (
                 "worker/stream_claims.py",
-                "self._dialect.note_starts(self._connection, me=self._me, leases=of_rows(leases))",
+                "self._dialect.note_starts(me=self._me, leases=of_rows(leases))",
                 "pass",
             )
         ],

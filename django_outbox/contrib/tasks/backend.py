@@ -214,7 +214,7 @@ class OutboxBackend(BaseTaskBackend):  # type: ignore[misc, unused-ignore]
     def _defer_unknown(self, event: Event, error: LookupError) -> Dead | Defer:
         """Defer until UNROUTABLE_GRACE (seconds) is over: the next deployment may know the task."""
         grace = current().UNROUTABLE_GRACE
-        now = dialect_of(self._connection).clock(self._connection)
+        now = dialect_of(self._connection).clock()
         age = (now - (event.first_due_at or now)).total_seconds()
         return Dead(str(error)) if age >= grace else Defer(min(grace - age, grace / 20 + 1))
 
@@ -256,9 +256,7 @@ class OutboxBackend(BaseTaskBackend):  # type: ignore[misc, unused-ignore]
     def _finish(self, result: Any, runs: Runs, status: Any) -> None:
         self._fill(result, runs)
         object.__setattr__(result, "status", status)
-        object.__setattr__(
-            result, "finished_at", dialect_of(self._connection).clock(self._connection)
-        )
+        object.__setattr__(result, "finished_at", dialect_of(self._connection).clock())
         signals.task_finished.send(type(self), task_result=result)
 
     def _store_runs(self, row: Any, text: str) -> None:

@@ -62,7 +62,7 @@ class Command(OutboxCommand):
             cli.check_choice(options)
         alias = cli.chosen_alias(options)
         rows = OutboxEvent.objects.using(alias)
-        now = dialect_of(connections[alias]).clock(connections[alias])
+        now = dialect_of(connections[alias]).clock()
         getattr(self, f"_{options['action']}")(rows, options, now)
 
     def _list(self, rows: OutboxQuerySet, options: dict[str, Any], now: datetime) -> None:

@@ -151,7 +151,7 @@ def _pause_end(options: dict[str, Any], alias: str) -> datetime | None:
     given, seconds = options["until"], options["for"]
     if given is None and seconds is None:
         return None
-    now = localtime(dialect_of(connections[alias]).clock(connections[alias]))
+    now = localtime(dialect_of(connections[alias]).clock())
     if seconds is not None:
         given = now + timedelta(seconds=seconds)
     until = next_time(given, now) if isinstance(given, time) else given

@@ -53,7 +53,7 @@ class Command(OutboxCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         cli.check_choice(options)
         alias = cli.chosen_alias(options)
-        now = dialect_of(connections[alias]).clock(connections[alias])
+        now = dialect_of(connections[alias]).clock()
         if options["new_listener"] is not None:
             self._give(alias, options, now)
             return

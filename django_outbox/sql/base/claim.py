@@ -6,8 +6,6 @@ import logging
 from collections.abc import Collection, Sequence
 from datetime import datetime
 
-from django.db.backends.base.base import BaseDatabaseWrapper
-
 from ...events import stored_instant
 from ...queue_settings import MAX_QUEUES
 from ..values import (
@@ -45,48 +43,43 @@ class EventLeases(Statements):
     # The claim here is a SELECT without locks, then a conditional UPDATE by key: if several workers
     # select the same rows, the first UPDATE leases them, and the others read back which they own.
 
-    def claim(self, connection: BaseDatabaseWrapper, claim: Claim) -> Claimed:
+    def claim(self, claim: Claim) -> Claimed:
         """Lease due rows; return their ``claim.columns`` + TAIL, oldest due first.
 
         A row that another worker has locked is skipped. An event whose lease has expired counts a
         rescue.
         """
-        seen, cut = self._select_due(connection, claim)
-        rows = self._lease(connection, claim, seen)
+        seen, cut = self._select_due(claim)
+        rows = self._lease(claim, seen)
         if seen and not rows:  # others leased or locked them: more may be due behind
-            seen, cut = self._select_due(connection, claim, skip_locked=True)
-            rows = self._lease(connection, claim, seen)
+            seen, cut = self._select_due(claim, skip_locked=True)
+            rows = self._lease(claim, seen)
         return claimed(claim, rows, seen, cut)
 
-    def _select_due(
-        self, connection: BaseDatabaseWrapper, claim: Claim, *, skip_locked: bool = False
-    ) -> tuple[list[Row], set[str]]:
+    def _select_due(self, claim: Claim, *, skip_locked: bool = False) -> tuple[list[Row], set[str]]:
         """Return the due rows, and of which queues only some."""
         table = claim.table
-        if claim.ids is None:
-            name = self._by_due(connection, table)
-        else:
-            name = self._table(connection, table.name)
+        name = self._by_due(table) if claim.ids is None else self._table(table.name)
         columns = self._columns([*claim.columns, table.due, "locked_by"])
-        lock = self._skip_locked(connection) if skip_locked else ""
+        lock = self._skip_locked if skip_locked else ""
         sql, params = self._union(
             [
                 (f"SELECT {columns}, {self.now} FROM {name} WHERE {where}{lock}", given)
-                for where, given in self._branches(connection, claim)
+                for where, given in self._branches(claim)
             ]
         )
-        with connection.cursor() as cursor:
+        with self.connection.cursor() as cursor:
             cursor.execute(sql, params)
             kept, cut = claim.cut(cursor)
         return sorted(kept, key=lambda row: (row[-3], row[0])), cut
 
-    def _lease(self, connection: BaseDatabaseWrapper, claim: Claim, rows: list[Row]) -> list[Row]:
+    def _lease(self, claim: Claim, rows: list[Row]) -> list[Row]:
         """Lease the selected rows; return those that the worker owns now, as they are now."""
         if not rows:
             return []
         table, me, keys = claim.table, claim.me, [row[0] for row in rows]
-        newest = instant(max(row[-3] for row in rows), connection)
-        leased_at = instant(rows[0][-1], connection)
+        newest = instant(max(row[-3] for row in rows), self.connection)
+        leased_at = instant(rows[0][-1], self.connection)
         changes = f"locked_by = %s, locked_at = %s, {table.due} = {self.now_plus}"
         new = [me, leased_at, claim.lease]
         # A row that was claimed or settled since the SELECT has a later due time, or none.
@@ -96,17 +89,15 @@ class EventLeases(Statements):
             # First, because MySQL assigns in this order.
             changes, new = f"{COUNT_RESCUE}, {changes}", [me, *new]
             where, params = f"{where} AND {claim.state.value}", [*params, me]
-        taken = self._take(connection, table, (changes, new), (where, params))
+        taken = self._take(table, (changes, new), (where, params))
         if taken < len(rows):
             logger.debug("others were faster rows=%d taken=%d", len(rows), taken)
             one_of, params = self._one_of(keys, table.key)
-            sql = f"SELECT {table.key} FROM {self._table(connection, table.name)} WHERE {one_of}"
+            sql = f"SELECT {table.key} FROM {self._table(table.name)} WHERE {one_of}"
             mine = {
                 row[0]
                 for row in self._rows(
-                    connection,
-                    f"{sql} AND locked_by = %s AND locked_at = %s",
-                    [*params, me, leased_at],
+                    f"{sql} AND locked_by = %s AND locked_at = %s", [*params, me, leased_at]
                 )
             }
             rows = [row for row in rows if row[0] in mine]
@@ -114,9 +105,9 @@ class EventLeases(Statements):
             return rows
         return [(*row[:2], row[2] + (row[-2] not in (None, me)), *row[3:]) for row in rows]
 
-    def _take(self, connection: BaseDatabaseWrapper, table: Table, changes: SQL, where: SQL) -> int:
+    def _take(self, table: Table, changes: SQL, where: SQL) -> int:
         """Lease rows by primary key; return how many."""
-        return self._update_unlocked(connection, table.name, changes=changes, where=where)
+        return self._update_unlocked(table.name, changes=changes, where=where)
 
     def _as_selected(self, table: Table, rows: Sequence[Row]) -> SQL:
         """Return the condition that a row is one of these, as it was selected."""
@@ -129,23 +120,20 @@ class EventLeases(Statements):
         sql = self.united.join([f"({sql})" for sql, _ in selects])
         return self.first_united + sql, [value for _, params in selects for value in params]
 
-    def _skip_locked(self, connection: BaseDatabaseWrapper) -> str:
+    @property
+    def _skip_locked(self) -> str:
         """Return the end of a SELECT that locks its rows, without those that are locked."""
         return ""
 
-    def renew(
-        self, connection: BaseDatabaseWrapper, *, me: str, leases: Leases, lease: float
-    ) -> tuple[set[str], set[str]]:
+    def renew(self, *, me: str, leases: Leases, lease: float) -> tuple[set[str], set[str]]:
         """Renew ``me``'s leases of rows for ``lease`` seconds; return (renewed, still held).
 
         Locked rows are skipped, because they are just being settled.
         """
         due = "available_at"
-        return self._renew(connection, "outbox_event", due=due, me=me, leases=leases, lease=lease)
+        return self._renew("outbox_event", due=due, me=me, leases=leases, lease=lease)
 
-    def release(
-        self, connection: BaseDatabaseWrapper, *, me: str, leases: Leases, after: float | None = 0.0
-    ) -> int:
+    def release(self, *, me: str, leases: Leases, after: float | None = 0.0) -> int:
         """Release leases without counting an attempt; return how many ``me`` held.
 
         The rows are due ``after`` seconds from now; with None, when their leases would have ended.
@@ -153,13 +141,12 @@ class EventLeases(Statements):
         """
         due, seconds = ("", []) if after is None else (f"available_at = {self.now_plus}, ", [after])
         return self._update_unlocked(
-            connection,
             "outbox_event",
             changes=(f"{due}locked_by = NULL, locked_at = NULL", [*seconds]),
-            where=self._held(connection, me, leases),
+            where=self._held(me, leases),
         )
 
-    def unclaim(self, connection: BaseDatabaseWrapper, *, me: str, due: Sequence[Unclaimed]) -> int:
+    def unclaim(self, *, me: str, due: Sequence[Unclaimed]) -> int:
         """Release leases, each due at its own time and in its queue, as before the claim.
 
         Return how many ``me`` held. Locked rows stay leased.
@@ -168,25 +155,22 @@ class EventLeases(Statements):
         for start in range(0, len(due), self.rows_at_once):
             some = due[start : start + self.rows_at_once]
             statement = self._update_each(
-                connection,
                 "outbox_event",
                 given=[
                     Column("id", "text", [each.id for each in some]),
-                    instants("locked_at", [each.locked_at for each in some], connection),
-                    instants("due_at", [each.due_at for each in some], connection),
+                    instants("locked_at", [each.locked_at for each in some], self.connection),
+                    instants("due_at", [each.due_at for each in some], self.connection),
                     Column("queue", "text", [each.queue for each in some]),
                 ],
                 changes="available_at = v.due_at, queue = v.queue, locked_by = NULL, "
                 "locked_at = NULL",
-                where=self._fence(connection, me, ("= v.locked_at", [])),
+                where=self._fence(me, ("= v.locked_at", [])),
                 skip_locked=True,
             )
-            count += self._run(connection, *statement)
+            count += self._run(*statement)
         return count
 
-    def lost_events(
-        self, connection: BaseDatabaseWrapper, *, me: str, queues: Sequence[str], limit: int
-    ) -> dict[str, LostEvents]:
+    def lost_events(self, *, me: str, queues: Sequence[str], limit: int) -> dict[str, LostEvents]:
         """Scan the ``limit`` rows due first in each queue for those whose workers were lost.
 
         The result has the queues in which something is due.
@@ -201,12 +185,12 @@ class EventLeases(Statements):
                 f"MAX(CASE WHEN {RescueState.SUSPECT.value} THEN 1 ELSE 0 END), "
                 f"{self._in_utc('MIN(available_at)')}, {self._in_utc(self.now)} FROM ("
                 f"SELECT queue, rescues, locked_by, available_at "
-                f"FROM {self._by_due(connection, EVENTS)} "
+                f"FROM {self._by_due(EVENTS)} "
                 f"WHERE {due} ORDER BY {self.by_queue}available_at, id LIMIT %s) due"
             )
             params += [me, me, *due_params, limit]
         found = {}
-        rows = self._rows(connection, " UNION ALL ".join(selects), params)
+        rows = self._rows(" UNION ALL ".join(selects), params)
         for queue, until, suspect, *first_and_now in rows:
             first, now = map(stored_instant, first_and_now)
             if queue is not None and first is not None and now is not None:
@@ -214,9 +198,7 @@ class EventLeases(Statements):
                 found[queue] = LostEvents(stored_instant(until), bool(suspect), waited)
         return found
 
-    def seconds_to_next_due(
-        self, connection: BaseDatabaseWrapper, *, queues: Sequence[str], since: float = 0.0
-    ) -> dict[str, float]:
+    def seconds_to_next_due(self, *, queues: Sequence[str], since: float = 0.0) -> dict[str, float]:
         """Return the seconds until the next row, stream or lease end is due, by queue.
 
         What became due in the last ``since`` seconds, after the previous claim, counts too. A queue
@@ -224,20 +206,18 @@ class EventLeases(Statements):
         """
         found: dict[str, float] = {}
         after = self.now_plus, [-since]
-        for queue, *due_and_now in self._first_of_each(connection, queues, after=after):
+        for queue, *due_and_now in self._first_of_each(queues, after=after):
             due, now = map(stored_instant, due_and_now)
             if due is not None and now is not None:
                 seconds = (due - now).total_seconds()
                 found[queue] = min(seconds, found.get(queue, seconds))
         return found
 
-    def has_due(self, connection: BaseDatabaseWrapper, *, queue: str) -> bool:
+    def has_due(self, *, queue: str) -> bool:
         """Return whether a row or a stream of the queue is due."""
-        return bool(self._first_of_each(connection, [queue], until=(self.now, [])))
+        return bool(self._first_of_each([queue], until=(self.now, [])))
 
-    def _first_of_each(
-        self, connection: BaseDatabaseWrapper, queues: Sequence[str], **bounds: SQL
-    ) -> list[Row]:
+    def _first_of_each(self, queues: Sequence[str], **bounds: SQL) -> list[Row]:
         """Return queue, due time and clock of the first row and stream of each queue in bounds."""
         selects, params = [], []
         for queue in queues:
@@ -245,13 +225,13 @@ class EventLeases(Statements):
                 due, given = self._in_queue(queue, column=table.due, **bounds)
                 selects.append(
                     f"SELECT * FROM (SELECT queue, {self._in_utc(table.due)} AS at, "
-                    f"{self._in_utc(self.now)} AS now FROM {self._by_due(connection, table)} "
+                    f"{self._in_utc(self.now)} AS now FROM {self._by_due(table)} "
                     f"WHERE {due} ORDER BY {self.by_queue}{table.due} LIMIT 1) due"
                 )
                 params += given
-        return self._rows(connection, " UNION ALL ".join(selects), params)
+        return self._rows(" UNION ALL ".join(selects), params)
 
-    def other_queues(self, connection: BaseDatabaseWrapper, *, known: Collection[str]) -> list[str]:
+    def other_queues(self, *, known: Collection[str]) -> list[str]:
         """Return queues besides the ``known`` ones that rows or streams wait in.
 
         A statement seeks the gaps between known names in the indexes, whatever the number of rows.
@@ -259,36 +239,36 @@ class EventLeases(Statements):
         """
         found: set[str] = set()
         for _ in range(MAX_QUEUES):
-            names = self._first_in_gaps(connection, sorted({*known, *found}))
+            names = self._first_in_gaps(sorted({*known, *found}))
             if not names:
                 break
             found |= names
         return sorted(found)
 
-    def _first_in_gaps(self, connection: BaseDatabaseWrapper, names: Sequence[str]) -> set[str]:
+    def _first_in_gaps(self, names: Sequence[str]) -> set[str]:
         """Return the first queue between each two of these sorted names, and at both ends."""
         selects, params = [], []
         for low, high in zip(["", *names], [*names, None], strict=True):
             for table in (EVENTS, STREAMS):
                 below, more = ("", []) if high is None else ("AND queue < %s ", [high])
                 selects.append(
-                    f"SELECT * FROM (SELECT queue FROM {self._by_due(connection, table)} "
+                    f"SELECT * FROM (SELECT queue FROM {self._by_due(table)} "
                     f"WHERE queue > %s {below}AND {self._has_due_time(table.due)} "
                     f"ORDER BY queue, {table.due} LIMIT 1) gap"
                 )
                 params += [low, *more]
-        return {row[0] for row in self._rows(connection, " UNION ALL ".join(selects), params)}
+        return {row[0] for row in self._rows(" UNION ALL ".join(selects), params)}
 
-    def move(
-        self, connection: BaseDatabaseWrapper, *, ids: Sequence[str], queue: str, newest: datetime
-    ) -> int:
+    def move(self, *, ids: Sequence[str], queue: str, newest: datetime) -> int:
         """Move unlocked rows that are due until ``newest`` to a queue; return how many."""
         one_of, given = self._one_of(ids)
         return self._update_unlocked(
-            connection,
             "outbox_event",
             changes=("queue = %s", [queue]),
-            where=(f"{one_of} AND available_at <= %s", [*given, to_database(newest, connection)]),
+            where=(
+                f"{one_of} AND available_at <= %s",
+                [*given, to_database(newest, self.connection)],
+            ),
         )
 
     def _has_due_time(self, column: str) -> str:
@@ -314,9 +294,9 @@ class EventLeases(Statements):
             params.append(claim.me)
         return "".join(f" AND {each}" for each in where), params
 
-    def _branches(self, connection: BaseDatabaseWrapper, claim: Claim) -> list[SQL]:
+    def _branches(self, claim: Claim) -> list[SQL]:
         """Return the condition of each branch of a claim, followed by its order."""
-        until, (wanted, wanted_params) = self._until(connection, claim.at), self._wanted(claim)
+        until, (wanted, wanted_params) = self._until(claim.at), self._wanted(claim)
         table = claim.table
         if claim.ids is not None:
             sql = f"{table.due} <= {until[0]}{wanted} ORDER BY {table.order}"
@@ -329,6 +309,7 @@ class EventLeases(Statements):
             found.append((sql, [*params, *wanted_params, branch.limit]))
         return found
 
-    def _event_by_id(self, connection: BaseDatabaseWrapper) -> str:
+    @property
+    def _event_by_id(self) -> str:
         """Return the event table as ``e``, for an UPDATE by id, with any index hint it needs."""
-        return f"{self._event(connection)} AS e"
+        return f"{self._event} AS e"

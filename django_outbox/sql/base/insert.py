@@ -58,31 +58,25 @@ class Shape(NamedTuple):
 
 
 class Inserting(SequenceNumbers):
-    def insert(
-        self, connection: BaseDatabaseWrapper, rows: Sequence[Written], *, may_clash: bool
-    ) -> bool:
+    def insert(self, rows: Sequence[Written], *, may_clash: bool) -> bool:
         """Insert a row for each listener of each event; return whether all were inserted.
 
         With ``may_clash``, skip a row whose id or unique key exists. An error would break the
         caller's transaction.
         """
-        (before, before_params), seqs = self._places(connection, rows)
+        (before, before_params), seqs = self._places(rows)
         new = [
             (written, route, seq)
             for written, seq in zip(rows, seqs, strict=True)
             for route in routes_of_new(written[0])
         ]
         count = 0
-        for part in _parts(connection, new):
-            sql, params = self._insert_of(connection, part)
-            count += self._insert(
-                connection, before + sql, before_params + params, may_clash=may_clash
-            )
+        for part in _parts(self.connection, new):
+            sql, params = self._insert_of(part)
+            count += self._insert(before + sql, before_params + params, may_clash=may_clash)
         return count == len(new)
 
-    def _places(
-        self, connection: BaseDatabaseWrapper, rows: Sequence[Written]
-    ) -> tuple[SQL, list[SQL]]:
+    def _places(self, rows: Sequence[Written]) -> tuple[SQL, list[SQL]]:
         """Return the SQL to put before the INSERT, and that of each event's seq.
 
         The key's own stream is numbered first, whether it gets a row or not: writers of one key
@@ -91,8 +85,8 @@ class Inserting(SequenceNumbers):
         keyed = [event for event, _, _ in rows if event.key is not None]
         if not keyed:
             return ("", []), [self._seq_of(*each) for each in enumerate(rows)]
-        taken = self.number(connection, own_places(keyed))
-        self.touch(connection, lane_places(keyed))
+        taken = self.number(own_places(keyed))
+        self.touch(lane_places(keyed))
         seqs: list[SQL] = []
         for place, row in reversed([*enumerate(rows)]):
             event = row[0]
@@ -108,10 +102,10 @@ class Inserting(SequenceNumbers):
         """Return the seq of an event without a key: in a slot, the clock and its place here."""
         return NULL if row[0].coalesce is None else (f"{self.now_micros} + %s", [place])
 
-    def _insert_of(self, connection: BaseDatabaseWrapper, rows: Sequence[New]) -> SQL:
+    def _insert_of(self, rows: Sequence[New]) -> SQL:
         shapes, params = [], []
         for each in rows:
-            shape, values = self._row(connection, *each)
+            shape, values = self._row(*each)
             shapes.append(shape)
             params += values
         # Leave out columns that are NULL in all rows: most events leave half of the columns NULL,
@@ -119,11 +113,9 @@ class Inserting(SequenceNumbers):
         columns = _columns(frozenset(shapes))
         into = ", ".join([self.key if each == "key" else each for each in (*columns, *ZERO)])
         cells = "), (".join([_cells(each, columns, self.now) for each in shapes])
-        return f"INSERT INTO {self._event(connection)} ({into}) VALUES ({cells})", params
+        return f"INSERT INTO {self._event} ({into}) VALUES ({cells})", params
 
-    def _row(
-        self, connection: BaseDatabaseWrapper, written: Written, route: Route, seq: SQL
-    ) -> tuple[Shape, list[Any]]:
+    def _row(self, written: Written, route: Route, seq: SQL) -> tuple[Shape, list[Any]]:
         """Return which columns a row has, and its parameters in the order of ``COLUMNS``."""
         event, payload, headers = written
         is_first = route is routes_of_new(event)[0]
@@ -139,7 +131,7 @@ class Inserting(SequenceNumbers):
             event.aggregate_type,
             payload,
             headers,
-            to_text(event.occurred_at, connection),
+            to_text(event.occurred_at, self.connection),
             event.aggregate_id,
             event.tenant_id,
             event.unique_key if is_first else None,
@@ -147,7 +139,7 @@ class Inserting(SequenceNumbers):
             _stream_of(event, route),
             None if route.queue == DEFAULT_QUEUE else route.queue,
         )
-        due, due_params = self._due_time(connection, event)
+        due, due_params = self._due_time(event)
         in_stream = event.key is not None and route != UNROUTED
         shape = Shape(
             tuple([each is not None for each in given]),
@@ -160,23 +152,21 @@ class Inserting(SequenceNumbers):
         params += due_params * (1 if in_stream else 2) + seq[1] + due_params * event.is_delayed
         return shape, params
 
-    def receive(self, connection: BaseDatabaseWrapper, *, source: str, message_id: str) -> bool:
+    def receive(self, *, source: str, message_id: str) -> bool:
         """Record a received message; return whether it is new. Wait for a concurrent receiver."""
-        table = self._table(connection, "outbox_inbox")
-        columns = ", ".join(map(connection.ops.quote_name, ("source", "message_id", "received_at")))
+        table = self._table("outbox_inbox")
+        columns = ", ".join(
+            map(self.connection.ops.quote_name, ("source", "message_id", "received_at"))
+        )
         sql = f"INSERT INTO {table} ({columns}) VALUES (%s, %s, {self.now})"
-        return self._insert(connection, sql, [source, message_id], may_clash=True) == 1
+        return self._insert(sql, [source, message_id], may_clash=True) == 1
 
-    def _insert(
-        self, connection: BaseDatabaseWrapper, sql: str, params: list[Any], *, may_clash: bool
-    ) -> int:
-        with connection.cursor() as cursor:
-            cursor.execute(sql + " ON CONFLICT DO NOTHING" * may_clash, params)
-            return int(cursor.rowcount)
+    def _insert(self, sql: str, params: list[Any], *, may_clash: bool) -> int:
+        return self._run(sql + " ON CONFLICT DO NOTHING" * may_clash, params)
 
-    def _due_time(self, connection: BaseDatabaseWrapper, event: Event) -> SQL:
+    def _due_time(self, event: Event) -> SQL:
         if event.available_at is not None:
-            return "%s", [to_database(event.available_at, connection)]
+            return "%s", [to_database(event.available_at, self.connection)]
         return (self.now, []) if event._delay is None else (self.now_plus, [event._delay])
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from django.db.backends.base.base import BaseDatabaseWrapper
-
 from ...events import SLOT_PREFIX, slot_of
 from ...listeners.queues import Route
 from ..values import LeaseKind, Leases, Row
@@ -26,7 +24,6 @@ class Routing(Settling):
 
     def route_rows(
         self,
-        connection: BaseDatabaseWrapper,
         *,
         me: str,
         leases: Leases,
@@ -38,31 +35,27 @@ class Routing(Settling):
 
         Those with a key are not leased afterwards: they are due by their streams.
         """
-        held, params = self._held(connection, me, leases, kind)
+        held, params = self._held(me, leases, kind)
         unkeyed = ", ".join(
             f"{each} = CASE WHEN {self.key} IS NULL THEN {each} END"
             for each in ("available_at", "locked_by", "locked_at")
         )
         return self._run(
-            connection,
-            f"""UPDATE {self._event_by_id(connection)} SET
+            f"""UPDATE {self._event_by_id} SET
                 listener = %s, routes = %s, queue = %s, stream = {self._place}, {unkeyed}
             WHERE listener IS NULL AND {held}""",
             [route.title, receipt, route.queue, *_places(route), *params],
         )
 
-    def add_rows(
-        self, connection: BaseDatabaseWrapper, *, ids: Sequence[str], route: Route, receipt: str
-    ) -> None:
+    def add_rows(self, *, ids: Sequence[str], route: Route, receipt: str) -> None:
         """Insert a row for a further listener of the events of these rows, due now.
 
         Only of rows with this receipt: the transaction has just given it to them.
         """
         one_of, given = self._one_of(ids)
         copied = ", ".join(self.key if each == "key" else each for each in COPIED)
-        table, joined, key = self._event(connection), self.joined, self.key
+        table, joined, key = self._event, self.joined, self.key
         self._run(
-            connection,
             f"""INSERT INTO {table} (id, listener, routes, queue, stream, first_due_at,
                 available_at, deliver_at, status, attempts, rescues, {copied})
             SELECT {joined.format("event_id", "%s")}, %s, %s, %s,
@@ -86,40 +79,35 @@ class Routing(Settling):
             f"WHEN stream IS NOT NULL THEN {self.joined.format('%s', name)} END"
         )
 
-    def lock_event(self, connection: BaseDatabaseWrapper, event_id: str) -> dict[str, str]:
+    def lock_event(self, event_id: str) -> dict[str, str]:
         """Lock the rows of an event, in the order of their ids; return the receipt of each."""
-        with connection.cursor() as cursor:
-            cursor.execute(
-                f"""SELECT id, routes FROM {self._event_by_id(connection)}
-                WHERE id >= %s AND id < %s AND event_id = %s ORDER BY id{self.row_lock}""",
+        return {
+            row_id: routes or ""
+            for row_id, routes in self._rows(
+                f"""SELECT id, routes FROM {self._event_by_id}
+                        WHERE id >= %s AND id < %s AND event_id = %s ORDER BY id{self.row_lock}""",
                 [event_id, f"{event_id}/", event_id],
             )
-            return {row_id: routes or "" for row_id, routes in cursor.fetchall()}
+        }
 
-    def lock_rows(
-        self, connection: BaseDatabaseWrapper, ids: Sequence[str]
-    ) -> list[tuple[str, str, str]]:
+    def lock_rows(self, ids: Sequence[str]) -> list[tuple[str, str, str]]:
         """Lock rows in the order of ``ids``; return the id, event id and receipt of each."""
         found: list[Row] = []
         for start in range(0, len(ids), IDS):
             one_of, given = self._one_of(ids[start : start + IDS])
-            with connection.cursor() as cursor:
-                cursor.execute(
-                    f"""SELECT id, event_id, routes FROM {self._event_by_id(connection)}
-                    WHERE {one_of} ORDER BY id{self.row_lock}""",
-                    given,
-                )
-                found += cursor.fetchall()
+            found += self._rows(
+                f"""SELECT id, event_id, routes FROM {self._event_by_id}
+                                WHERE {one_of} ORDER BY id{self.row_lock}""",
+                given,
+            )
         return [(row_id, event_id, routes or "") for row_id, event_id, routes in found]
 
-    def note_receipt(
-        self, connection: BaseDatabaseWrapper, *, ids: Sequence[str], receipt: str
-    ) -> None:
+    def note_receipt(self, *, ids: Sequence[str], receipt: str) -> None:
         """Write a receipt into locked rows."""
         for start in range(0, len(ids), IDS):
             one_of, given = self._one_of(ids[start : start + IDS])
-            sql = f"UPDATE {self._event_by_id(connection)} SET routes = %s WHERE {one_of}"
-            self._run(connection, sql, [receipt, *given])
+            sql = f"UPDATE {self._event_by_id} SET routes = %s WHERE {one_of}"
+            self._run(sql, [receipt, *given])
 
 
 def _places(route: Route) -> tuple[str, str]:

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from django.db.backends.base.base import BaseDatabaseWrapper
-
 from ...conf import current
 from ...events import split_stream
 from ...queue_settings import DEFAULT_QUEUE
@@ -35,45 +33,40 @@ IF_IDLE = "CASE WHEN {row}due_at IS NULL THEN {new} ELSE {row}queue END"
 
 
 class SequenceNumbers(Statements):
-    def number(self, connection: BaseDatabaseWrapper, places: Places) -> dict[str, int]:
+    def number(self, places: Places) -> dict[str, int]:
         """Take numbers in each stream and make it due; return the last number of each.
 
         A new stream starts at the clock, so that a key's numbers never go back after a purge.
         """
         last: dict[str, int] = {}
         for some in _parts(places):
-            last.update(self._number(connection, some))
+            last.update(self._number(some))
         return last
 
-    def touch(self, connection: BaseDatabaseWrapper, places: Places) -> None:
+    def touch(self, places: Places) -> None:
         """Give streams that get events a new version, and make them due."""
         for some in _parts(places):
-            self._run(connection, *self._upsert(connection, some, due=due_of_followers()))
+            self._run(*self._upsert(some, due=due_of_followers()))
 
-    def wake_streams(
-        self, connection: BaseDatabaseWrapper, streams: Sequence[str], *, queue: str = DEFAULT_QUEUE
-    ) -> None:
+    def wake_streams(self, streams: Sequence[str], *, queue: str = DEFAULT_QUEUE) -> None:
         """Give streams a new version and make them due, even if purged or waiting for a retry.
 
         ``queue`` is that of streams in which nothing was pending.
         """
         for places in _parts([(stream, 1, queue) for stream in dict.fromkeys(streams)]):
-            self._run(connection, *self._upsert(connection, places, due=UNLESS_LEASED))
+            self._run(*self._upsert(places, due=UNLESS_LEASED))
 
-    def _number(self, connection: BaseDatabaseWrapper, places: Places) -> Mapping[str, int]:
-        self._run(connection, *self._upsert(connection, places, due=due_of_followers()))
+    def _number(self, places: Places) -> Mapping[str, int]:
+        self._run(*self._upsert(places, due=due_of_followers()))
         streams = [stream for stream, _, _ in places]
-        with connection.cursor() as cursor:
-            cursor.execute(
-                f"SELECT stream, seq FROM {self._stream(connection)} "
-                f"WHERE stream IN ({marks(streams)})",
+        return dict(
+            self._rows(
+                f"SELECT stream, seq FROM {self._stream} WHERE stream IN ({marks(streams)})",
                 streams,
             )
-            return dict(cursor.fetchall())
+        )
 
-    def _upsert(
-        self, connection: BaseDatabaseWrapper, places: Places, *, due: str
-    ) -> tuple[str, list[Any]]:
+    def _upsert(self, places: Places, *, due: str) -> tuple[str, list[Any]]:
         """Return the statement and its parameters. It locks rows in the order of ``places``."""
         rows = ", ".join(
             f"(%s, %s, %s, {self.now_micros} + %s, {'NULL' if queue is None else self.now}, %s)"
@@ -82,7 +75,7 @@ class SequenceNumbers(Statements):
         idle = IF_IDLE.format(row="st.", new="EXCLUDED.queue")
         due = due_unless_left_out(due, places, new="EXCLUDED.due_at")
         sql = (
-            f"INSERT INTO {self._stream(connection)} AS st "
+            f"INSERT INTO {self._stream} AS st "
             f"(stream, key, lane, seq, due_at, queue) VALUES {rows} "
             # The clock is constant within a statement, so it cancels out: the count remains.
             f"ON CONFLICT (stream) DO UPDATE SET queue = {idle}, "

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from django.db import transaction
-from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...listeners.history import Entry, addition
 from ...listeners.outcomes import DONE, Status
@@ -21,7 +20,6 @@ class Settling(EventLeases):
 
     def settle_all(
         self,
-        connection: BaseDatabaseWrapper,
         *,
         me: str,
         endings: Sequence[Ending],
@@ -40,67 +38,44 @@ class Settling(EventLeases):
                 others.append(each)
         count = 0
         if done and delete_done:
-            count = self.delete_done(connection, me=me, leases=done, kind=kind)
+            count = self.delete_done(me=me, leases=done, kind=kind)
         if count < len(done):
-            count += self.settle_done(connection, me=me, leases=done, kind=kind)
+            count += self.settle_done(me=me, leases=done, kind=kind)
         for start in range(0, len(others), self.rows_at_once):
             some = others[start : start + self.rows_at_once]
-            count += self.settle(connection, me=me, endings=some, kind=kind)
+            count += self.settle(me=me, endings=some, kind=kind)
         return count
 
-    def settle_done(
-        self,
-        connection: BaseDatabaseWrapper,
-        *,
-        me: str,
-        leases: Leases,
-        kind: LeaseKind = LeaseKind.ROW,
-    ) -> int:
+    def settle_done(self, *, me: str, leases: Leases, kind: LeaseKind = LeaseKind.ROW) -> int:
         """Mark rows DONE; return how many ``me`` still held. Repeating it changes nothing.
 
         One of these leases is enough for each row: whatever ran by an older one of its own is done.
         """
-        held, params = self._held(connection, me, leases, kind)
+        held, params = self._held(me, leases, kind)
         return self._run(
-            connection,
-            f"""UPDATE {self._event_by_id(connection)} SET status = 1, done_at = {self.now},
+            f"""UPDATE {self._event_by_id} SET status = 1, done_at = {self.now},
                 available_at = NULL, locked_by = NULL, locked_at = NULL
             WHERE {held}""",
             params,
         )
 
-    def delete_done(
-        self,
-        connection: BaseDatabaseWrapper,
-        *,
-        me: str,
-        leases: Leases,
-        kind: LeaseKind = LeaseKind.ROW,
-    ) -> int:
+    def delete_done(self, *, me: str, leases: Leases, kind: LeaseKind = LeaseKind.ROW) -> int:
         """Delete rows that are done; keep those with a unique key, which must stay reserved."""
-        held, params = self._held(connection, me, leases, kind)
+        held, params = self._held(me, leases, kind)
         return self._run(
-            connection,
-            f"""DELETE {self.deleted_by_id.format(self._event(connection))}
+            f"""DELETE {self.deleted_by_id.format(self._event)}
             WHERE {held} AND unique_key IS NULL""",
             params,
         )
 
-    def settle(
-        self,
-        connection: BaseDatabaseWrapper,
-        *,
-        me: str,
-        endings: Sequence[Ending],
-        kind: LeaseKind = LeaseKind.ROW,
-    ) -> int:
+    def settle(self, *, me: str, endings: Sequence[Ending], kind: LeaseKind = LeaseKind.ROW) -> int:
         """Write retries, deferrals and dead events; return how many rows ``me`` still held.
 
         Each is written by its own lease, and once.
         """
         given = [
             Column("id", "text", [each.id for each in endings]),
-            instants("locked_at", [each.locked_at for each in endings], connection),
+            instants("locked_at", [each.locked_at for each in endings], self.connection),
             Column("attempts", "int", [each.attempts for each in endings]),
         ]
         given += [
@@ -113,38 +88,30 @@ class Settling(EventLeases):
             {kind.value} = {self._after("v.delay")},
             done_at = CASE WHEN v.delay IS NULL THEN {self.now} END,
             {texts}, locked_by = NULL, locked_at = NULL"""
-        fence, params = self._fence(connection, me, ("= v.locked_at", []), kind)
+        fence, params = self._fence(me, ("= v.locked_at", []), kind)
         statement = self._update_each(
-            connection,
             "outbox_event",
             given=given,
             changes=changes,
             where=(f"e.attempts = v.attempts AND {fence}", params),
         )
-        return self._run(connection, *statement)
+        return self._run(*statement)
 
     def add_to_history(
-        self,
-        connection: BaseDatabaseWrapper,
-        *,
-        me: str,
-        leases: Leases,
-        entry: Entry,
-        kind: LeaseKind = LeaseKind.ROW,
+        self, *, me: str, leases: Leases, entry: Entry, kind: LeaseKind = LeaseKind.ROW
     ) -> int:
         """Add an entry to the history of rows; return how many ``me`` still held."""
-        held, params = self._held(connection, me, leases, kind)
+        held, params = self._held(me, leases, kind)
         longer = self.joined.format("SUBSTR(history, 1, LENGTH(history) - 1)", "%s")
         return self._run(
-            connection,
-            f"""UPDATE {self._event_by_id(connection)} SET
+            f"""UPDATE {self._event_by_id} SET
                 history = CASE WHEN history IS NULL THEN %s ELSE {longer} END
             WHERE {held}""",
             [*addition(entry), *params],
         )
 
     @contextmanager
-    def read_committed(self, connection: BaseDatabaseWrapper) -> Iterator[None]:
+    def read_committed(self) -> Iterator[None]:
         """Open a transaction in which a fenced UPDATE sees a lease that was renewed meanwhile."""
-        with transaction.atomic(using=connection.alias):
+        with transaction.atomic(using=self.connection.alias):
             yield

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from django.db.backends.base.base import BaseDatabaseWrapper
-
 from ...listeners.outcomes import COALESCED
 from ..values import FULL, INSTANTS, SQL, Row, instant
 from .inspection import Inspection
@@ -19,7 +17,7 @@ FREE = "(locked_by IS NULL AND locked_at IS NULL AND rescues < 2)"
 
 class Slots(StreamLeases, Inspection):
     def pending_in_slots(
-        self, connection: BaseDatabaseWrapper, *, slots: Sequence[str], me: str
+        self, *, slots: Sequence[str], me: str
     ) -> dict[str, list[tuple[str, bool]]]:
         """Return the newest pending rows of each slot that are free or that ``me`` has leased.
 
@@ -28,12 +26,12 @@ class Slots(StreamLeases, Inspection):
         """
         selects = [
             f"SELECT * FROM (SELECT stream, seq, id, locked_by "
-            f"FROM {self._events_in_order(connection)} WHERE stream = %s AND {each} "
+            f"FROM {self._events_in_order} WHERE stream = %s AND {each} "
             f"AND ({FREE} OR locked_by = %s) ORDER BY seq DESC, id DESC LIMIT {MOST_ROWS}) slot"
             for each in self._conditions([0, 2])
         ]
         found: dict[str, list[tuple[int, str, bool]]] = {}
-        for slot, seq, row_id, owner in self._for_each_stream(connection, slots, selects, me):
+        for slot, seq, row_id, owner in self._for_each_stream(slots, selects, me):
             found.setdefault(slot, []).append((seq, row_id, owner is not None))
         return {
             slot: [each[1:] for each in sorted(rows, reverse=True)[:MOST_ROWS]]
@@ -41,14 +39,7 @@ class Slots(StreamLeases, Inspection):
         }
 
     def lease_free(
-        self,
-        connection: BaseDatabaseWrapper,
-        *,
-        me: str,
-        ids: Sequence[str],
-        locked_at: Any,
-        lease: float,
-        rescues: int,
+        self, *, me: str, ids: Sequence[str], locked_at: Any, lease: float, rescues: int
     ) -> list[Row]:
         """Lease those of these pending rows that are free, due or not; return their ``FULL``.
 
@@ -58,51 +49,41 @@ class Slots(StreamLeases, Inspection):
         one_of, given = self._one_of(ids)
         most = "CASE WHEN rescues < %s THEN %s ELSE rescues END"
         self._update_unlocked(
-            connection,
             "outbox_event",
             changes=(
                 f"""rescues = {most}, locked_by = %s, locked_at = %s,
                 available_at = {self.now_plus}""",
-                [rescues, rescues, me, instant(locked_at, connection), lease],
+                [rescues, rescues, me, instant(locked_at, self.connection), lease],
             ),
             where=(f"{one_of} AND status IN (0, 2) AND {FREE}", given),
         )
         names = [self.key if each == "key" else each for each in FULL]
         columns = ", ".join(self._in_utc(each) if each in INSTANTS else each for each in names)
-        mine, params = self._held(connection, me, dict.fromkeys(ids, locked_at))
-        with connection.cursor() as cursor:
-            cursor.execute(
-                f"SELECT {columns} FROM {self._event_by_id(connection)} WHERE {mine}", params
-            )
-            return [*cursor.fetchall()]
+        mine, params = self._held(me, dict.fromkeys(ids, locked_at))
+        return [*self._rows(f"SELECT {columns} FROM {self._event_by_id} WHERE {mine}", params)]
 
-    def end_coalesced(
-        self, connection: BaseDatabaseWrapper, *, me: str, ids: Sequence[str], locked_at: Any
-    ) -> int:
+    def end_coalesced(self, *, me: str, ids: Sequence[str], locked_at: Any) -> int:
         """End pending rows as done that are free or leased by ``me`` since then; return how many.
 
         Locked rows stay as they are.
         """
         return sum(
             self._update_unlocked(
-                connection,
                 "outbox_event",
                 changes=(
                     f"""status = 1, done_at = {self.now}, available_at = NULL, result = %s,
                     locked_by = NULL, locked_at = NULL""",
                     [COALESCED],
                 ),
-                where=self._free_or_mine(connection, me, ids[start : start + MOST_ROWS], locked_at),
+                where=self._free_or_mine(me, ids[start : start + MOST_ROWS], locked_at),
             )
             for start in range(0, len(ids), MOST_ROWS)
         )
 
-    def _free_or_mine(
-        self, connection: BaseDatabaseWrapper, me: str, ids: Sequence[str], locked_at: Any
-    ) -> SQL:
+    def _free_or_mine(self, me: str, ids: Sequence[str], locked_at: Any) -> SQL:
         one_of, given = self._one_of(ids)
         mine = f"({FREE} OR (locked_by = %s AND locked_at = %s))"
         return (
             f"{one_of} AND status IN (0, 2) AND {mine}",
-            [*given, me, instant(locked_at, connection)],
+            [*given, me, instant(locked_at, self.connection)],
         )

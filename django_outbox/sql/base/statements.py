@@ -35,19 +35,18 @@ class Statements(ABC):
     rows_at_once: int = 500  # that an UPDATE changes, each by values of its own
     owned_by_key: str = ""  # end of the fence's subquery, where the planner needs one
 
-    def clock(self, connection: BaseDatabaseWrapper) -> datetime:
+    def __init__(self, connection: BaseDatabaseWrapper) -> None:
+        self.connection = connection
+
+    def clock(self) -> datetime:
         """Return the database's current time, aware."""
-        with connection.cursor() as cursor:
-            cursor.execute(f"SELECT {self._in_utc(self.now)}", [])
-            now = stored_instant(cursor.fetchone()[0])
+        now = stored_instant(self._rows(f"SELECT {self._in_utc(self.now)}")[0][0])
         assert now is not None
         return now
 
-    def version_text(self, connection: BaseDatabaseWrapper) -> str:
+    def version_text(self) -> str:
         """Return the version text that the server reports; empty where there is no server."""
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT VERSION()")
-            return str(cursor.fetchone()[0])
+        return str(self._rows("SELECT VERSION()")[0][0])
 
     @abstractmethod
     def is_lock_wait(self, error: BaseException) -> bool:
@@ -57,32 +56,32 @@ class Statements(ABC):
     def is_missing_table(self, error: BaseException) -> bool:
         """Return whether a statement failed because a table of it does not exist."""
 
-    def _run(self, connection: BaseDatabaseWrapper, sql: str, params: Sequence[Any]) -> int:
+    def _run(self, sql: str, params: Sequence[Any]) -> int:
         """Execute one statement; return how many rows it changed."""
-        with connection.cursor() as cursor:
+        with self.connection.cursor() as cursor:
             cursor.execute(sql, params)
             return int(cursor.rowcount)
 
-    def _rows(
-        self, connection: BaseDatabaseWrapper, sql: str, params: Sequence[Any] = ()
-    ) -> list[Row]:
+    def _rows(self, sql: str, params: Sequence[Any] = ()) -> list[Row]:
         """Execute one statement; return its rows."""
-        with connection.cursor() as cursor:
+        with self.connection.cursor() as cursor:
             cursor.execute(sql, params)
             return [*cursor.fetchall()]
 
-    def _table(self, connection: BaseDatabaseWrapper, name: str) -> str:
-        return str(connection.ops.quote_name(table_name(name)))
+    def _table(self, name: str) -> str:
+        return str(self.connection.ops.quote_name(table_name(name)))
 
     def _in_utc(self, instant: str) -> str:
         """Return the SQL that selects an instant, so that drivers return it in UTC."""
         return instant
 
-    def _event(self, connection: BaseDatabaseWrapper) -> str:
-        return self._table(connection, "outbox_event")
+    @property
+    def _event(self) -> str:
+        return self._table("outbox_event")
 
-    def _stream(self, connection: BaseDatabaseWrapper) -> str:
-        return self._table(connection, "outbox_stream")
+    @property
+    def _stream(self) -> str:
+        return self._table("outbox_stream")
 
     def _columns(self, names: Iterable[str], of: str = "") -> str:
         """Return columns of a SELECT; ``of``: the table's alias and a point, if it needs one."""
@@ -91,13 +90,13 @@ class Statements(ABC):
     def _column(self, name: str, of: str) -> str:
         return of + (self.key if name == "key" else name)
 
-    def _by_due(self, connection: BaseDatabaseWrapper, table: Table) -> str:
+    def _by_due(self, table: Table) -> str:
         """Return a table for a SELECT by queue and due time, with an index hint if it needs one."""
-        return self._table(connection, table.name)
+        return self._table(table.name)
 
-    def _until(self, connection: BaseDatabaseWrapper, at: datetime | None) -> SQL:
+    def _until(self, at: datetime | None) -> SQL:
         """Return until when rows are due: the database's now, or ``at`` instead."""
-        return (self.now, []) if at is None else ("%s", [to_database(at, connection)])
+        return (self.now, []) if at is None else ("%s", [to_database(at, self.connection)])
 
     def _in_queue(
         self, queue: str, *, column: str, after: SQL | None = None, until: SQL | None = None
@@ -111,13 +110,7 @@ class Statements(ABC):
         params = [value for _, some in given for value in some]
         return " AND ".join(["queue = %s", *(sql for sql, _ in given)]), [queue, *params]
 
-    def _fence(
-        self,
-        connection: BaseDatabaseWrapper,
-        me: str,
-        leased_at: SQL,
-        kind: LeaseKind = LeaseKind.ROW,
-    ) -> SQL:
+    def _fence(self, me: str, leased_at: SQL, kind: LeaseKind = LeaseKind.ROW) -> SQL:
         """Return the condition that ``me`` leases the row ``e``, unsettled, by the lease it got.
 
         A worker that has lost a lease changes nothing, even if it has leased the row anew.
@@ -128,49 +121,40 @@ class Statements(ABC):
         if kind is LeaseKind.STREAM:
             # EXISTS, because a join would wait for streams that writers lock.
             mine = (
-                f"EXISTS (SELECT 1 FROM {self._stream(connection)} owned "
+                f"EXISTS (SELECT 1 FROM {self._stream} owned "
                 f"WHERE owned.stream = e.stream AND {mine.format('owned')}"
                 f"{self.owned_by_key})"
             )
         return f"e.status IN (0, 2) AND {mine.format('e')}", [me, *params]
 
-    def _held(
-        self,
-        connection: BaseDatabaseWrapper,
-        me: str,
-        leases: Leases,
-        kind: LeaseKind = LeaseKind.ROW,
-    ) -> SQL:
+    def _held(self, me: str, leases: Leases, kind: LeaseKind = LeaseKind.ROW) -> SQL:
         """Return the condition that rows are among these, and leased by these leases of ``me``."""
         one_of, ids = self._one_of(leases)
-        fence, params = self._fence(connection, me, self._any_of(connection, leases), kind)
+        fence, params = self._fence(me, self._any_of(leases), kind)
         return f"{one_of} AND {fence}", [*ids, *params]
 
-    def _leased(self, connection: BaseDatabaseWrapper, table: str, me: str, leases: Leases) -> SQL:
+    def _leased(self, table: str, me: str, leases: Leases) -> SQL:
         """Return the condition that rows of a table are leased by these leases of ``me``."""
         one_of, keys = self._one_of(leases, PRIMARY_KEYS[table])
-        leased_at, instants = self._any_of(connection, leases)
+        leased_at, instants = self._any_of(leases)
         return f"{one_of} AND locked_by = %s AND locked_at {leased_at}", [*keys, me, *instants]
 
     def _one_of(self, keys: Collection[str], column: str = "id") -> SQL:
         """Return the condition that a row is one of these, and its parameters."""
         return f"{column} IN ({marks(keys)})", [*keys]
 
-    def _any_of(self, connection: BaseDatabaseWrapper, leases: Leases) -> SQL:
+    def _any_of(self, leases: Leases) -> SQL:
         """Return the condition on ``locked_at`` for any of these leases."""
-        instants = {instant(each, connection) for each in {*leases.values()}}
+        instants = {instant(each, self.connection) for each in {*leases.values()}}
         return f"IN ({marks(instants)})", [*instants]
 
     @abstractmethod
-    def _update_unlocked(
-        self, connection: BaseDatabaseWrapper, table: str, *, changes: SQL, where: SQL
-    ) -> int:
+    def _update_unlocked(self, table: str, *, changes: SQL, where: SQL) -> int:
         """Change the rows of a table by primary key, but not locked ones; return how many."""
 
     @abstractmethod
     def _update_each(
         self,
-        connection: BaseDatabaseWrapper,
         table: str,
         *,
         given: Sequence[Column],
@@ -189,30 +173,22 @@ class Statements(ABC):
         return self.now_plus.replace("%s", seconds)
 
     def _renew(
-        self,
-        connection: BaseDatabaseWrapper,
-        table: str,
-        *,
-        due: str,
-        me: str,
-        leases: Leases,
-        lease: float,
+        self, table: str, *, due: str, me: str, leases: Leases, lease: float
     ) -> tuple[set[str], set[str]]:
         """Renew leases, whose due times are in the column ``due``; return (renewed, held)."""
-        mine, params = self._leased(connection, table, me, leases)
+        mine, params = self._leased(table, me, leases)
         renewal: SQL = (f"{due} = {self.now_plus}", [lease])
-        taken = self._update_unlocked(connection, table, changes=renewal, where=(mine, params))
+        taken = self._update_unlocked(table, changes=renewal, where=(mine, params))
         if taken == len(leases):
             return {*leases}, {*leases}
         # Again, by a known clock: another thread may release what was renewed before it is read,
         # so the latest of the due times that are left says nothing. SQLite rounds to milliseconds.
-        least = self.clock(connection) + timedelta(seconds=lease - 0.01)
-        self._update_unlocked(connection, table, changes=renewal, where=(mine, params))
-        with connection.cursor() as cursor:
-            cursor.execute(
-                f"SELECT {PRIMARY_KEYS[table]}, {due} >= %s FROM {self._table(connection, table)} "
-                f"WHERE {mine}",
-                [to_database(least, connection), *params],
+        least = self.clock() + timedelta(seconds=lease - 0.01)
+        self._update_unlocked(table, changes=renewal, where=(mine, params))
+        rows: dict[str, bool] = dict(
+            self._rows(
+                f"SELECT {PRIMARY_KEYS[table]}, {due} >= %s FROM {self._table(table)} WHERE {mine}",
+                [to_database(least, self.connection), *params],
             )
-            rows = dict(cursor.fetchall())
+        )
         return {each for each, is_renewed in rows.items() if is_renewed}, {*rows}

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from django.db.backends.base.base import BaseDatabaseWrapper
-
 from ...events import stored_instant, unrouted
 from ..values import (
     KEYED,
@@ -31,18 +29,18 @@ SEQ, STREAM = KEYED.index("seq"), KEYED.index("stream")
 
 
 class StreamLeases(EventLeases):
-    def read_streams(self, connection: BaseDatabaseWrapper, read: StreamQuery) -> list[StreamRows]:
+    def read_streams(self, read: StreamQuery) -> list[StreamRows]:
         """Read those of ``read.streams`` that ``read.me`` holds, and their next events in order.
 
         A stream's version is never newer than its events. So an event written meanwhile makes the
         release fail, and the stream is read again.
         """
-        mine, params = self._leased(connection, "outbox_stream", read.me, read.streams)
-        sql = f"SELECT stream, seq, {self.now} FROM {self._stream(connection)} WHERE {mine}"
-        found = [StreamRows(*row) for row in self._rows(connection, sql, params)]
-        columns = f"{self._columns(KEYED)}, {self._routed_until(connection, '%s')}"
+        mine, params = self._leased("outbox_stream", read.me, read.streams)
+        sql = f"SELECT stream, seq, {self.now} FROM {self._stream} WHERE {mine}"
+        found = [StreamRows(*row) for row in self._rows(sql, params)]
+        columns = f"{self._columns(KEYED)}, {self._routed_until('%s')}"
         selects = [
-            f"SELECT {columns} FROM {self._events_in_order(connection)} "
+            f"SELECT {columns} FROM {self._events_in_order} "
             f"WHERE stream = %s AND {each} ORDER BY seq LIMIT %s"
             for each in self._next_in_order(read)
         ]
@@ -52,7 +50,7 @@ class StreamLeases(EventLeases):
             given = [
                 (each, [unrouted(name), name, read.limit]) for name in some for each in selects
             ]
-            rows = self._rows(connection, *self._union(given))
+            rows = self._rows(*self._union(given))
             for row in sorted(rows, key=lambda row: row[SEQ]):
                 some[row[STREAM]].rows.append(row)
         for each in found:
@@ -66,63 +64,56 @@ class StreamLeases(EventLeases):
         # The index is partial: a query has to repeat its condition.
         return [f"{statuses}status IN (0, 2, 3){due}"]
 
-    def _routed_until(self, connection: BaseDatabaseWrapper, stream: str) -> str:
+    def _routed_until(self, stream: str) -> str:
         """Return the SQL of the first place of a key whose event is about to be routed, or NULL.
 
         Events behind it have to wait: it may belong before them. One that no worker could route is
         not about to be. ``stream`` is the SQL of the name under which the key's events wait.
         """
         # The index is partial: a query has to repeat its condition.
-        return f"""(SELECT MIN(u.seq) FROM {self._event(connection)} u WHERE u.stream = {stream}
+        return f"""(SELECT MIN(u.seq) FROM {self._event} u WHERE u.stream = {stream}
             AND u.status IN (0, 2) AND u.status IN (0, 2, 3)
             AND (u.available_at <= {self.now} OR u.locked_by IS NOT NULL))"""
 
-    def next_retries(
-        self, connection: BaseDatabaseWrapper, read: StreamQuery
-    ) -> dict[str, datetime]:
+    def next_retries(self, read: StreamQuery) -> dict[str, datetime]:
         """Return when the next failed event of each stream is due, for those that have one.
 
         If dead events block a stream, failed events behind the first dead one do not count.
         """
-        event, (one_of, streams) = self._event(connection), self._one_of(read.streams, "stream")
+        event, (one_of, streams) = self._event, self._one_of(read.streams, "stream")
         # The index is partial: a query has to repeat its condition.
         reachable = (
             f"""AND NOT EXISTS (SELECT 1 FROM {event} dead WHERE dead.stream = {event}.stream
                 AND dead.seq < {event}.seq AND dead.status = 3 AND dead.status IN (0, 2, 3))"""
         ) * read.dead_too
         rows = self._rows(
-            connection,
             f"""SELECT stream, {self._in_utc("MIN(deliver_at)")}
-            FROM {self._events_in_order(connection)} WHERE {one_of}
+            FROM {self._events_in_order} WHERE {one_of}
             AND status = 2 AND status IN (0, 2, 3) {reachable} GROUP BY stream""",
             streams,
         )
         found = {row[0]: stored_instant(row[1]) for row in rows}
         return {stream: due for stream, due in found.items() if due is not None}
 
-    def note_starts(self, connection: BaseDatabaseWrapper, *, me: str, leases: Leases) -> int:
+    def note_starts(self, *, me: str, leases: Leases) -> int:
         """Count a rescue of events that are about to run; return how many ``me`` still holds."""
-        held, params = self._held(connection, me, leases, LeaseKind.STREAM)
-        sql = f"UPDATE {self._event_by_id(connection)} SET rescues = rescues + 1 WHERE {held}"
-        return self._run(connection, sql, params)
+        held, params = self._held(me, leases, LeaseKind.STREAM)
+        sql = f"UPDATE {self._event_by_id} SET rescues = rescues + 1 WHERE {held}"
+        return self._run(sql, params)
 
-    def take_back_starts(self, connection: BaseDatabaseWrapper, *, me: str, leases: Leases) -> int:
+    def take_back_starts(self, *, me: str, leases: Leases) -> int:
         """Undo ``note_starts`` for events that were not started, or end with an orderly stop."""
-        held, params = self._held(connection, me, leases, LeaseKind.STREAM)
+        held, params = self._held(me, leases, LeaseKind.STREAM)
         # No join: MariaDB would wait for streams that business transactions lock.
-        sql = f"UPDATE {self._event_by_id(connection)} SET rescues = rescues - 1 WHERE {held}"
-        return self._run(connection, f"{sql} AND rescues > 0", params)
+        sql = f"UPDATE {self._event_by_id} SET rescues = rescues - 1 WHERE {held}"
+        return self._run(f"{sql} AND rescues > 0", params)
 
-    def renew_streams(
-        self, connection: BaseDatabaseWrapper, *, me: str, leases: Leases, lease: float
-    ) -> tuple[set[str], set[str]]:
+    def renew_streams(self, *, me: str, leases: Leases, lease: float) -> tuple[set[str], set[str]]:
         """Renew ``me``'s leases of these streams for ``lease`` seconds; return (renewed, held)."""
         due = "due_at"
-        return self._renew(connection, "outbox_stream", due=due, me=me, leases=leases, lease=lease)
+        return self._renew("outbox_stream", due=due, me=me, leases=leases, lease=lease)
 
-    def release_streams(
-        self, connection: BaseDatabaseWrapper, *, me: str, streams: Sequence[Release]
-    ) -> set[str]:
+    def release_streams(self, *, me: str, streams: Sequence[Release]) -> set[str]:
         """Release streams whose version and lease are those that were read; return their names.
 
         It queries no events: the statement's snapshot of them may be older than the row's lock.
@@ -134,12 +125,11 @@ class StreamLeases(EventLeases):
             given = [
                 Column("stream", "text", [each.name for each in some]),
                 Column("seq", "bigint", [-1 if each.seq is None else each.seq for each in some]),
-                instants("locked_at", [each.locked_at for each in some], connection),
+                instants("locked_at", [each.locked_at for each in some], self.connection),
                 Column("delay", "float8", [-1.0 if e.delay is None else e.delay for e in some]),
                 Column("queue", "text", [each.queue or "" for each in some]),
             ]
             statement = self._update_each(
-                connection,
                 "outbox_stream",
                 given=given,
                 changes=f"""due_at = {self._after("NULLIF(v.delay, -1)")},
@@ -148,46 +138,38 @@ class StreamLeases(EventLeases):
                 where=(f"{same} AND e.locked_by = %s AND e.locked_at = v.locked_at", [me]),
                 skip_locked=True,
             )
-            released |= self._released(connection, statement, me, [each.name for each in some])
+            released |= self._released(statement, me, [each.name for each in some])
         return released
 
-    def _released(
-        self, connection: BaseDatabaseWrapper, statement: SQL, me: str, streams: Sequence[str]
-    ) -> set[str]:
+    def _released(self, statement: SQL, me: str, streams: Sequence[str]) -> set[str]:
         """Execute the release of streams; return which were released."""
-        taken = self._run(connection, *statement)
+        taken = self._run(*statement)
         if taken in (0, len(streams)):
             return {*streams[:taken]}
         one_of, params = self._one_of(streams, "stream")
-        sql = f"SELECT stream, locked_by FROM {self._stream(connection)} WHERE {one_of}"
-        others = {key: owner for key, owner in self._rows(connection, sql, params) if owner != me}
+        sql = f"SELECT stream, locked_by FROM {self._stream} WHERE {one_of}"
+        others = {key: owner for key, owner in self._rows(sql, params) if owner != me}
         if taken == len(others):  # some may have a new owner already
             return {*others}
         return {key for key, owner in others.items() if owner is None}
 
-    def hand_back_streams(
-        self, connection: BaseDatabaseWrapper, *, me: str, leases: Leases, after: float | None
-    ) -> int:
+    def hand_back_streams(self, *, me: str, leases: Leases, after: float | None) -> int:
         """Release streams whose events still run; return how many ``me`` held, if not locked.
 
         They are due ``after`` seconds from now; with None, when their leases would have ended.
         """
         due, seconds = ("", []) if after is None else (f"due_at = {self.now_plus}, ", [after])
         return self._update_unlocked(
-            connection,
             "outbox_stream",
             changes=(f"{due}locked_by = NULL, locked_at = {self.now}", [*seconds]),
-            where=self._leased(connection, "outbox_stream", me, leases),
+            where=self._leased("outbox_stream", me, leases),
         )
 
-    def move_streams(
-        self, connection: BaseDatabaseWrapper, *, of: str, queue: str, limit: int
-    ) -> int:
+    def move_streams(self, *, of: str, queue: str, limit: int) -> int:
         """Move unlocked streams that are due from one queue to another; return how many."""
         due, params = self._in_queue(of, column="due_at", until=(self.now, []))
         rows = self._rows(
-            connection,
-            f"SELECT stream FROM {self._by_due(connection, STREAMS)} WHERE {due} "
+            f"SELECT stream FROM {self._by_due(STREAMS)} WHERE {due} "
             f"ORDER BY {self.by_queue}due_at LIMIT %s",
             [*params, limit],
         )
@@ -195,12 +177,12 @@ class StreamLeases(EventLeases):
         if not streams:
             return 0
         return self._update_unlocked(
-            connection,
             "outbox_stream",
             changes=("queue = %s", [queue]),
             where=(f"{one_of} AND queue = %s AND due_at <= {self.now}", [*streams, of]),
         )
 
-    def _events_in_order(self, connection: BaseDatabaseWrapper) -> str:
+    @property
+    def _events_in_order(self) -> str:
         """Return the event table for a SELECT by stream, with an index hint if it needs one."""
-        return self._event(connection)
+        return self._event

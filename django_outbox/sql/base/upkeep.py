@@ -11,8 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from django.db.backends.base.base import BaseDatabaseWrapper
-
 from ...events import stored_instant
 from ..values import EVENTS, POSTPONED_FOR, PRIMARY_KEYS, DueRow, OpenBreaker, Pauses, to_database
 from .claim import EventLeases
@@ -25,17 +23,11 @@ class Upkeep(EventLeases, Inserting):
 
     # -- pauses ------------------------------------------------------------------------------------
 
-    def pauses(self, connection: BaseDatabaseWrapper, *, lock: str = "") -> Pauses:
+    def pauses(self, *, lock: str = "") -> Pauses:
         """Return the kind and name of every pause."""
-        with connection.cursor() as cursor:
-            cursor.execute(
-                f"SELECT kind, name FROM {self._table(connection, 'outbox_pause')}{lock}"
-            )
-            return frozenset(cursor.fetchall())
+        return frozenset(self._rows(f"SELECT kind, name FROM {self._table('outbox_pause')}{lock}"))
 
-    def due_first(
-        self, connection: BaseDatabaseWrapper, *, limit: int, since: Mapping[str, DueRow | None]
-    ) -> list[DueRow]:
+    def due_first(self, *, limit: int, since: Mapping[str, DueRow | None]) -> list[DueRow]:
         """Return the ``limit`` rows due first of each queue that ``since`` names.
 
         Its value is the row that the last call ended with, if this one is to continue behind it.
@@ -44,7 +36,7 @@ class Upkeep(EventLeases, Inserting):
         for queue, last in since.items():
             after, behind, more = None, "", []
             if last is not None:
-                at = to_database(last.due_at, connection)
+                at = to_database(last.due_at, self.connection)
                 after = ("%s", [at])
                 behind, more = "AND (available_at > %s OR id > %s)", [at, last.id]
             due, given = self._in_queue(
@@ -53,69 +45,56 @@ class Upkeep(EventLeases, Inserting):
             selects.append(
                 "SELECT * FROM (SELECT event_type, listener, id, "
                 f"{self._in_utc('available_at')} AS due_at, queue, {self._in_utc(self.now)} AS now "
-                f"FROM {self._by_due(connection, EVENTS)} WHERE {due} {behind} "
+                f"FROM {self._by_due(EVENTS)} WHERE {due} {behind} "
                 f"ORDER BY {self.by_queue}available_at, id LIMIT %s) due"
             )
             params += [*given, *more, limit]
-        with connection.cursor() as cursor:
-            cursor.execute(" UNION ALL ".join(selects), params)
-            return [DueRow.read(row) for row in cursor.fetchall()]
+        return [DueRow.read(row) for row in self._rows(" UNION ALL ".join(selects), params)]
 
     def postpone(
-        self,
-        connection: BaseDatabaseWrapper,
-        *,
-        ids: Sequence[str],
-        newest: datetime,
-        pauses: Pauses,
+        self, *, ids: Sequence[str], newest: datetime, pauses: Pauses
     ) -> tuple[int, Pauses]:
         """Postpone rows that were due until ``newest``; return how many, and all pauses.
 
         Postpone none if one of ``pauses`` has ended. No pause can end before the commit, so a
         resume finds every row that was postponed for it.
         """
-        with single_transaction(connection):
-            found = self.pauses(connection, lock=self.shared_lock)
+        with single_transaction(self.connection):
+            found = self.pauses(lock=self.shared_lock)
             if not pauses <= found:
                 return 0, found
-            return self._postpone(connection, ids, to_database(newest, connection)), found
+            return self._postpone(ids, to_database(newest, self.connection)), found
 
-    def _postpone(self, connection: BaseDatabaseWrapper, ids: Sequence[str], newest: Any) -> int:
+    def _postpone(self, ids: Sequence[str], newest: Any) -> int:
         """Postpone unlocked rows that are due until ``newest``; return how many."""
         one_of, given = self._one_of(ids)
         since = f"COALESCE(locked_at, {self.now})"
         later = f"available_at = {self.now_plus}, locked_by = NULL, locked_at = {since}"
         return self._update_unlocked(
-            connection,
             "outbox_event",
             changes=(later, [POSTPONED_FOR]),
             # A row that was claimed meanwhile is due later.
             where=(f"{one_of} AND available_at <= %s", [*given, newest]),
         )
 
-    def seconds_to_pause_end(self, connection: BaseDatabaseWrapper) -> float | None:
+    def seconds_to_pause_end(self) -> float | None:
         """Return the seconds until the first pause ends by itself; None if none does."""
-        with connection.cursor() as cursor:
-            cursor.execute(
-                f"SELECT {self._in_utc('MIN(until)')}, {self._in_utc(self.now)} "
-                f"FROM {self._table(connection, 'outbox_pause')} WHERE kind <> 'breaker'",
-                [],
-            )
-            until_text, now_text = cursor.fetchone()
+        [(until_text, now_text)] = self._rows(
+            f"SELECT {self._in_utc('MIN(until)')}, {self._in_utc(self.now)} "
+            f"FROM {self._table('outbox_pause')} WHERE kind <> 'breaker'"
+        )
         until, now = stored_instant(until_text), stored_instant(now_text)
         return None if until is None or now is None else (until - now).total_seconds()
 
     # -- circuit breakers --------------------------------------------------------------------------
 
-    def breakers(self, connection: BaseDatabaseWrapper) -> dict[str, OpenBreaker]:
+    def breakers(self) -> dict[str, OpenBreaker]:
         """Return the open circuit breakers by queue."""
-        with connection.cursor() as cursor:
-            cursor.execute(
-                f"SELECT name, {self._in_utc('until')}, pause_seconds, {self._in_utc(self.now)} "
-                f"FROM {self._table(connection, 'outbox_pause')} WHERE kind = 'breaker'",
-                [],
-            )
-            rows = cursor.fetchall()
+        rows = self._rows(
+            f"SELECT name, {self._in_utc('until')}, pause_seconds, {self._in_utc(self.now)} "
+            f"FROM {self._table('outbox_pause')} WHERE kind = 'breaker'",
+            [],
+        )
         found = {}
         for name, until_text, seconds, now_text in rows:
             until, now = stored_instant(until_text), stored_instant(now_text)
@@ -124,58 +103,49 @@ class Upkeep(EventLeases, Inserting):
                 found[name] = OpenBreaker(left, seconds or 0.0)
         return found
 
-    def open_breaker(
-        self, connection: BaseDatabaseWrapper, *, queue: str, pause: float, reason: str
-    ) -> bool:
+    def open_breaker(self, *, queue: str, pause: float, reason: str) -> bool:
         """Open a queue's circuit breaker for ``pause`` seconds; return False if it is open."""
         sql = (
-            f"INSERT INTO {self._table(connection, 'outbox_pause')} "
+            f"INSERT INTO {self._table('outbox_pause')} "
             "(kind, name, reason, paused_at, paused_by, until, pause_seconds) "
             f"VALUES ('breaker', %s, %s, {self.now}, '', {self.now_plus}, %s)"
         )
-        return self._insert(connection, sql, [queue, reason, pause, pause], may_clash=True) == 1
+        return self._insert(sql, [queue, reason, pause, pause], may_clash=True) == 1
 
-    def probe_breaker(self, connection: BaseDatabaseWrapper, *, queue: str, lease: float) -> bool:
+    def probe_breaker(self, *, queue: str, lease: float) -> bool:
         """Win the probe of a breaker whose pause is over, for ``lease`` seconds; or lose it."""
         return (
             self._run(
-                connection,
-                f"UPDATE {self._table(connection, 'outbox_pause')} SET until = {self.now_plus} "
+                f"UPDATE {self._table('outbox_pause')} SET until = {self.now_plus} "
                 f"WHERE kind = 'breaker' AND name = %s AND until <= {self.now}",
                 [lease, queue],
             )
             == 1
         )
 
-    def extend_breaker(
-        self, connection: BaseDatabaseWrapper, *, queue: str, pause: float, kept: float
-    ) -> None:
+    def extend_breaker(self, *, queue: str, pause: float, kept: float) -> None:
         """End a probe: pause for another ``pause`` seconds; remember ``kept`` as its length."""
         self._run(
-            connection,
-            f"UPDATE {self._table(connection, 'outbox_pause')} "
+            f"UPDATE {self._table('outbox_pause')} "
             f"SET until = {self.now_plus}, pause_seconds = %s WHERE kind = 'breaker' AND name = %s",
             [pause, kept, queue],
         )
 
-    def close_breaker(self, connection: BaseDatabaseWrapper, *, queue: str) -> bool:
+    def close_breaker(self, *, queue: str) -> bool:
         """Close a queue's circuit breaker; return whether it was open."""
         return (
             self._run(
-                connection,
-                f"DELETE FROM {self._table(connection, 'outbox_pause')} "
-                "WHERE kind = 'breaker' AND name = %s",
+                f"DELETE FROM {self._table('outbox_pause')} WHERE kind = 'breaker' AND name = %s",
                 [queue],
             )
             == 1
         )
 
-    def resume(self, connection: BaseDatabaseWrapper, *, ids: Sequence[str]) -> int:
+    def resume(self, *, ids: Sequence[str]) -> int:
         """Make postponed rows due now, as if for the first time; return how many."""
         one_of, given = self._one_of(ids)
         return self._run(
-            connection,
-            f"""UPDATE {self._event_by_id(connection)} SET
+            f"""UPDATE {self._event_by_id} SET
                 available_at = {self.now}, first_due_at = {self.now}, locked_at = NULL
             WHERE {one_of} AND available_at > {self.now}
             AND locked_by IS NULL AND locked_at IS NOT NULL""",
@@ -184,13 +154,10 @@ class Upkeep(EventLeases, Inserting):
 
     # -- named leases ------------------------------------------------------------------------------
 
-    def take_lease(
-        self, connection: BaseDatabaseWrapper, *, name: str, me: str, lease: float
-    ) -> bool:
+    def take_lease(self, *, name: str, me: str, lease: float) -> bool:
         """Claim or renew the named lease for ``lease`` seconds; return whether ``me`` holds it."""
-        table = self._table(connection, "outbox_lease")
+        table = self._table("outbox_lease")
         taken = self._run(
-            connection,
             f"UPDATE {table} SET locked_by = %s, locked_until = {self.now_plus} WHERE name = %s "
             f"AND (locked_by = %s OR locked_by IS NULL OR locked_until <= {self.now})",
             [me, lease, name, me],
@@ -198,26 +165,17 @@ class Upkeep(EventLeases, Inserting):
         if taken:
             return True
         sql = f"INSERT INTO {table} (name) VALUES (%s)"
-        made = self._insert(connection, sql, [name], may_clash=True)
-        return made == 1 and self.take_lease(connection, name=name, me=me, lease=lease)
+        made = self._insert(sql, [name], may_clash=True)
+        return made == 1 and self.take_lease(name=name, me=me, lease=lease)
 
-    def note_lease(
-        self,
-        connection: BaseDatabaseWrapper,
-        *,
-        name: str,
-        me: str,
-        lease: float | None,
-        state: str,
-    ) -> bool:
+    def note_lease(self, *, name: str, me: str, lease: float | None, state: str) -> bool:
         """Save the state of a named lease; renew it for ``lease`` seconds, or with None release it.
 
         Return whether ``me`` held it.
         """
         until = "NULL" if lease is None else self.now_plus
         noted = self._run(
-            connection,
-            f"UPDATE {self._table(connection, 'outbox_lease')} SET state = %s, locked_by = %s, "
+            f"UPDATE {self._table('outbox_lease')} SET state = %s, locked_by = %s, "
             f"locked_until = {until} WHERE name = %s AND locked_by = %s",
             [state, None if lease is None else me, *([] if lease is None else [lease]), name, me],
         )
@@ -225,50 +183,45 @@ class Upkeep(EventLeases, Inserting):
 
     # -- deletions ---------------------------------------------------------------------------------
 
-    def delete(self, connection: BaseDatabaseWrapper, table: str, *, ids: Sequence[Any]) -> int:
+    def delete(self, table: str, *, ids: Sequence[Any]) -> int:
         """Delete rows that the caller has locked, by primary key; return how many."""
         if not ids:
             return 0
         where, given = self._one_of(ids, PRIMARY_KEYS[table])
-        return self._run(
-            connection, f"DELETE FROM {self._table(connection, table)} WHERE {where}", given
-        )
+        return self._run(f"DELETE FROM {self._table(table)} WHERE {where}", given)
 
     # -- questions to the server -------------------------------------------------------------------
 
-    def failing_isolation(self, connection: BaseDatabaseWrapper) -> str | None:
+    def failing_isolation(self) -> str | None:
         """Return the isolation level if writers that waited for a key fail at it, else None."""
         return None
 
-    def unstorable(self, connection: BaseDatabaseWrapper, texts: Iterable[str]) -> str | None:
+    def unstorable(self, texts: Iterable[str]) -> str | None:
         """Return a character that this connection cannot send unchanged; None: it can send all.
 
         Costs no statement. Here, every character can be sent or is refused.
         """
         return None
 
-    def weak_charset(self, connection: BaseDatabaseWrapper) -> str | None:
+    def weak_charset(self) -> str | None:
         """Return the connection's charset if it does not have every character."""
         return None
 
-    def logs_statements(self, connection: BaseDatabaseWrapper) -> bool:
+    def logs_statements(self) -> bool:
         """Return whether the server logs statements for its replicas, instead of rows."""
         return False
 
-    def largest_statement(self, connection: BaseDatabaseWrapper) -> int | None:
+    def largest_statement(self) -> int | None:
         """Return the most bytes of a statement before the server disconnects; None if no limit."""
         return None
 
-    def estimated_rows(self, connection: BaseDatabaseWrapper) -> int:
+    def estimated_rows(self) -> int:
         """Return the approximate number of events by the database's statistics; 0: unknown."""
-        sql, params = self._estimate(connection)
-        with connection.cursor() as cursor:
-            cursor.execute(sql, params)
-            row = cursor.fetchone()
-        return max(int(row[0] or 0), 0) if row else 0
+        sql, params = self._estimate()
+        return max([int(row[0] or 0) for row in self._rows(sql, params)], default=0)
 
     @abstractmethod
-    def _estimate(self, connection: BaseDatabaseWrapper) -> tuple[str, list[Any]]:
+    def _estimate(self) -> tuple[str, list[Any]]:
         """Return the SELECT of the approximate number of events, and its parameters."""
 
     # -- connections of the engine -----------------------------------------------------------------
@@ -277,5 +230,5 @@ class Upkeep(EventLeases, Inserting):
     def prepare_engine(self, settings: dict[str, Any], *, lock_wait: float) -> None:
         """Change an engine thread's copied settings before it connects; ``lock_wait``: seconds."""
 
-    def guard_engine(self, connection: BaseDatabaseWrapper) -> None:
+    def guard_engine(self) -> None:
         """Set up what an engine thread's connection needs and settings cannot express."""

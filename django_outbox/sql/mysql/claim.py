@@ -10,7 +10,6 @@ from itertools import chain
 from typing import Any
 
 from django.db import OperationalError
-from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...conf import index_name
 from ..base.claim import EventLeases
@@ -29,49 +28,42 @@ class MySQLEventLeases(EventLeases):
 
     # The claim without locks was 1.6 to 2.1 times as fast as SELECT … FOR UPDATE SKIP LOCKED.
 
-    def _select_due(
-        self, connection: BaseDatabaseWrapper, claim: Claim, *, skip_locked: bool = False
-    ) -> tuple[list[Row], set[str]]:
+    def _select_due(self, claim: Claim, *, skip_locked: bool = False) -> tuple[list[Row], set[str]]:
         # Writers lock streams until they commit, and a claim must not wait for them.
-        may_wait = not connection.in_atomic_block and time.monotonic() >= self._skips_until
+        may_wait = not self.connection.in_atomic_block and time.monotonic() >= self._skips_until
         skip_locked = skip_locked or claim.table is not EVENTS or not may_wait
-        return super()._select_due(connection, claim, skip_locked=skip_locked)
+        return super()._select_due(claim, skip_locked=skip_locked)
 
-    def _take(self, connection: BaseDatabaseWrapper, table: Table, changes: SQL, where: SQL) -> int:
+    def _take(self, table: Table, changes: SQL, where: SQL) -> int:
         if table is not EVENTS:
-            return super()._take(connection, table, changes, where)
+            return super()._take(table, changes, where)
         # One table: a join that skips locked rows makes a temporary table.
-        sql = f"UPDATE {self._event_by_id(connection)} SET {changes[0]} WHERE {where[0]}"
+        sql = f"UPDATE {self._event_by_id} SET {changes[0]} WHERE {where[0]}"
         try:
-            return self._run(connection, sql, [*changes[1], *where[1]])
+            return self._run(sql, [*changes[1], *where[1]])
         except OperationalError as error:  # it has changed nothing
-            if error.args[0] not in NOT_LOCKED or connection.in_atomic_block:
+            if error.args[0] not in NOT_LOCKED or self.connection.in_atomic_block:
                 raise
-            self._skips_until = time.monotonic() + SKIP_FOR
+            type(self)._skips_until = time.monotonic() + SKIP_FOR
             logger.warning("claim failed error=%s skip_for=%d", error, SKIP_FOR)
             return 0
 
-    def _update_unlocked(
-        self, connection: BaseDatabaseWrapper, table: str, *, changes: SQL, where: SQL
-    ) -> int:
-        return self._run(connection, *self._unlocked(connection, table, changes, where))
+    def _update_unlocked(self, table: str, *, changes: SQL, where: SQL) -> int:
+        return self._run(*self._unlocked(table, changes, where))
 
-    def _unlocked(
-        self, connection: BaseDatabaseWrapper, table: str, changes: SQL, where: SQL
-    ) -> SQL:
+    def _unlocked(self, table: str, changes: SQL, where: SQL) -> SQL:
         # LIMIT keeps the locking subquery from being merged into the UPDATE, and STRAIGHT_JOIN puts
         # it first. Otherwise a small table may be scanned.
-        name, key = self._table(connection, table), PRIMARY_KEYS[table]
+        name, key = self._table(table), PRIMARY_KEYS[table]
         sql = f"""UPDATE (
                 SELECT {key} FROM {name} e FORCE INDEX (PRIMARY)
-                WHERE {where[0]} LIMIT %s{self._skip_locked(connection)}
+                WHERE {where[0]} LIMIT %s{self._skip_locked}
             ) unlocked STRAIGHT_JOIN {name} e FORCE INDEX (PRIMARY) ON e.{key} = unlocked.{key}
             SET {changes[0]}"""
         return sql, [*where[1], ALL, *changes[1]]
 
     def _update_each(
         self,
-        connection: BaseDatabaseWrapper,
         table: str,
         *,
         given: Sequence[Column],
@@ -81,7 +73,7 @@ class MySQLEventLeases(EventLeases):
     ) -> SQL:
         # A CASE for each value: a join with VALUES makes a temporary table. FORCE INDEX: the
         # optimizer would scan a small table, and so wait for all locked rows.
-        name, key, keys = self._table(connection, table), PRIMARY_KEYS[table], given[0].values
+        name, key, keys = self._table(table), PRIMARY_KEYS[table], given[0].values
         columns = {each.name: each for each in given}
 
         def spelled(sql: str, params: Sequence[Any] = ()) -> SQL:
@@ -106,32 +98,34 @@ class MySQLEventLeases(EventLeases):
         if not skip_locked:
             sql = f"UPDATE {name} e FORCE INDEX (PRIMARY) SET {new} WHERE {mine}"
             return sql, [*new_params, *keys, *params]
-        return self._unlocked(connection, table, (new, new_params), (mine, [*keys, *params]))
+        return self._unlocked(table, (new, new_params), (mine, [*keys, *params]))
 
-    def other_queues(self, connection: BaseDatabaseWrapper, *, known: Collection[str]) -> list[str]:
+    def other_queues(self, *, known: Collection[str]) -> list[str]:
         # Finished rows are in the indexes too.
         selects, params = [], []
-        for queue in super().other_queues(connection, known=known):
+        for queue in super().other_queues(known=known):
             for table in (EVENTS, STREAMS):
                 selects.append(
-                    f"(SELECT queue FROM {self._by_due(connection, table)} "
+                    f"(SELECT queue FROM {self._by_due(table)} "
                     f"WHERE queue = %s AND {table.due} IS NOT NULL ORDER BY {table.due} LIMIT 1)"
                 )
                 params.append(queue)
-        rows = self._rows(connection, " UNION ALL ".join(selects), params) if selects else []
+        rows = self._rows(" UNION ALL ".join(selects), params) if selects else []
         return sorted({row[0] for row in rows})
 
-    def _by_due(self, connection: BaseDatabaseWrapper, table: Table) -> str:
+    def _by_due(self, table: Table) -> str:
         hint = f"FORCE INDEX ({index_name(f'{table.name}_queue')})"
-        return f"{self._table(connection, table.name)} {hint}"
+        return f"{self._table(table.name)} {hint}"
 
-    def _event_by_id(self, connection: BaseDatabaseWrapper) -> str:
-        return f"{self._event(connection)} e FORCE INDEX (PRIMARY)"
+    @property
+    def _event_by_id(self) -> str:
+        return f"{self._event} e FORCE INDEX (PRIMARY)"
 
     def _has_due_time(self, column: str) -> str:
         return "1 = 1"  # the index has all rows, those without a due time first
 
-    def _skip_locked(self, connection: BaseDatabaseWrapper) -> str:
-        if connection.features.has_select_for_update_skip_locked:
+    @property
+    def _skip_locked(self) -> str:
+        if self.connection.features.has_select_for_update_skip_locked:
             return " FOR UPDATE SKIP LOCKED"
         return " FOR UPDATE"  # MariaDB before 10.6

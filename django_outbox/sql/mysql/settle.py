@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from django.db import OperationalError, transaction
-from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..base.routes import Routing
 
@@ -17,20 +16,20 @@ class MySQLSettling(Routing):
     skip_known = " ON DUPLICATE KEY UPDATE id = VALUES(id)"
 
     @contextmanager
-    def read_committed(self, connection: BaseDatabaseWrapper) -> Iterator[None]:
+    def read_committed(self) -> Iterator[None]:
         with ExitStack() as stack:
             try:
-                stack.enter_context(self._begin_read_committed(connection))
+                stack.enter_context(self._begin_read_committed())
             except OperationalError:  # the session ended while idle: nothing was run
-                if connection.in_atomic_block:
+                if self.connection.in_atomic_block:
                     raise
-                connection.close()
-                stack.enter_context(self._begin_read_committed(connection))
+                self.connection.close()
+                stack.enter_context(self._begin_read_committed())
             yield
 
     @contextmanager
-    def _begin_read_committed(self, connection: BaseDatabaseWrapper) -> Iterator[None]:
-        if not connection.in_atomic_block:  # for the next transaction only
-            self._run(connection, "SET TRANSACTION ISOLATION LEVEL READ COMMITTED", [])
-        with transaction.atomic(using=connection.alias):
+    def _begin_read_committed(self) -> Iterator[None]:
+        if not self.connection.in_atomic_block:  # for the next transaction only
+            self._run("SET TRANSACTION ISOLATION LEVEL READ COMMITTED", [])
+        with transaction.atomic(using=self.connection.alias):
             yield

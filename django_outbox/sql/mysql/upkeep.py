@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from django.db import OperationalError
-from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models.expressions import RawSQL
 
 from ...conf import index_name, table_name
@@ -30,37 +29,33 @@ IDLE = 10  # seconds that a transaction of an engine thread may be idle
 class MySQLUpkeep(Upkeep, Inspection):
     shared_lock = " LOCK IN SHARE MODE"  # MySQL 8 knows FOR SHARE, MariaDB does not
 
-    def delete(self, connection: BaseDatabaseWrapper, table: str, *, ids: Sequence[Any]) -> int:
-        name = self._table(connection, table)
+    def delete(self, table: str, *, ids: Sequence[Any]) -> int:
+        name = self._table(table)
         if not ids:
             return 0
         if table == "outbox_stream":  # with a list, MariaDB scans a small table, as below
             sql = f"DELETE FROM {name} WHERE stream = %s"
-            return sum(self._run(connection, sql, [each]) for each in ids)
+            return sum(self._run(sql, [each]) for each in ids)
         # It would scan a small table, and so wait for all locked rows. MariaDB obeys FORCE INDEX in
         # a DELETE only if it tests more than the key, though it be a condition that always holds.
         return self._run(
-            connection,
             f"""DELETE {name} FROM {name} FORCE INDEX (PRIMARY)
             WHERE {PRIMARY_KEYS[table]} IN ({marks(ids)}) AND {ALWAYS[table]}""",
             ids,
         )
 
     @contextmanager
-    def time_limit(self, connection: BaseDatabaseWrapper, seconds: float) -> Iterator[None]:
-        is_mariadb = connection.mysql_is_mariadb  # type: ignore[attr-defined]
+    def time_limit(self, seconds: float) -> Iterator[None]:
+        is_mariadb = self.connection.mysql_is_mariadb  # type: ignore[attr-defined]
         name = "max_statement_time" if is_mariadb else "max_execution_time"
-        with connection.cursor() as cursor:
-            cursor.execute(f"SELECT @@{name}")
-            before = cursor.fetchone()[0]
-            cursor.execute(f"SET {name} = %s", [seconds if is_mariadb else int(seconds * 1000)])
+        before = self._rows(f"SELECT @@{name}")[0][0]
+        self._run(f"SET {name} = %s", [seconds if is_mariadb else int(seconds * 1000)])
         try:
             yield
         finally:
-            with connection.cursor() as cursor:
-                cursor.execute(f"SET {name} = %s", [before])
+            self._run(f"SET {name} = %s", [before])
 
-    def _estimate(self, connection: BaseDatabaseWrapper) -> tuple[str, list[Any]]:
+    def _estimate(self) -> tuple[str, list[Any]]:
         sql = (
             "SELECT table_rows FROM information_schema.tables "
             "WHERE table_schema = database() AND table_name = %s"
@@ -73,20 +68,20 @@ class MySQLUpkeep(Upkeep, Inspection):
     def is_missing_table(self, error: BaseException) -> bool:
         return error.args[:1] == (NO_SUCH_TABLE,)
 
-    def failing_isolation(self, connection: BaseDatabaseWrapper) -> str | None:
-        with connection.cursor() as cursor:  # MySQL 8 and MariaDB name the level differently
-            cursor.execute(
+    def failing_isolation(self) -> str | None:
+        found: dict[str, str] = dict(
+            self._rows(
                 "SHOW VARIABLES WHERE variable_name IN "
                 "('transaction_isolation', 'tx_isolation', 'innodb_snapshot_isolation')"
             )
-            found = dict(cursor.fetchall())
+        )
         if found.pop("innodb_snapshot_isolation", "OFF") == "OFF":  # MariaDB's default before 11.6
             return None
         level = str(next(iter(found.values()))).replace("-", " ")
         return level if level in ("REPEATABLE READ", "SERIALIZABLE") else None
 
-    def unstorable(self, connection: BaseDatabaseWrapper, texts: Iterable[str]) -> str | None:
-        driver: Any = connection.connection
+    def unstorable(self, texts: Iterable[str]) -> str | None:
+        driver: Any = self.connection.connection
         charset = driver.character_set_name()
         if charset in WHOLE:
             return None
@@ -101,20 +96,17 @@ class MySQLUpkeep(Upkeep, Inspection):
                 return text[error.start]
         return None
 
-    def weak_charset(self, connection: BaseDatabaseWrapper) -> str | None:
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT @@character_set_client, @@character_set_connection")
-            return next((each for each in cursor.fetchone() if each not in WHOLE), None)
+    def weak_charset(self) -> str | None:
+        [found] = self._rows("SELECT @@character_set_client, @@character_set_connection")
+        return next((each for each in found if each not in WHOLE), None)
 
-    def logs_statements(self, connection: BaseDatabaseWrapper) -> bool:
-        with connection.cursor() as cursor:
-            cursor.execute("SHOW VARIABLES WHERE variable_name IN ('log_bin', 'binlog_format')")
-            return dict(cursor.fetchall()) == {"log_bin": "ON", "binlog_format": "STATEMENT"}
+    def logs_statements(self) -> bool:
+        return dict(
+            self._rows("SHOW VARIABLES WHERE variable_name IN ('log_bin', 'binlog_format')")
+        ) == {"log_bin": "ON", "binlog_format": "STATEMENT"}
 
-    def largest_statement(self, connection: BaseDatabaseWrapper) -> int | None:
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT @@max_allowed_packet")
-            return int(cursor.fetchone()[0])
+    def largest_statement(self) -> int | None:
+        return int(self._rows("SELECT @@max_allowed_packet")[0][0])
 
     def prepare_engine(self, settings: dict[str, Any], *, lock_wait: float) -> None:
         # At REPEATABLE READ, gap locks of claims made 13 % of business transactions deadlock.
@@ -138,19 +130,20 @@ class MySQLUpkeep(Upkeep, Inspection):
         # One per status: the index is by status too, so rows of several would need a sort.
         return [f"status = {int(status)}" for status in statuses]
 
-    def _by_death(self, connection: BaseDatabaseWrapper) -> str:
-        return f"{self._event(connection)} FORCE INDEX ({index_name('outbox_event_stream')})"
+    @property
+    def _by_death(self) -> str:
+        return f"{self._event} FORCE INDEX ({index_name('outbox_event_stream')})"
 
     def dead_condition(
-        self, connection: BaseDatabaseWrapper, *, span: tuple[str | None, str | None], most: int
+        self, *, span: tuple[str | None, str | None], most: int
     ) -> tuple[RawSQL, int, str | None]:
         # To find those with a key reads the whole index, so do it once, not in each query.
         most = min(most, MAX_IDS)
-        ids = self.dead(connection, span=span, most=most + 1)
+        ids = self.dead(span=span, most=most + 1)
         next_id = ids[most] if len(ids) > most else None
         ids = ids[:most] or [""]
         return condition(f"id IN ({marks(ids)})", ids), most, next_id
 
-    def _deaths(self, connection: BaseDatabaseWrapper) -> Sequence[str]:
+    def _deaths(self) -> Sequence[str]:
         # Those without a key are adjacent in the index, newest last; all others there are read.
         return ["stream IS NULL AND status = 3 AND seq IS NULL", "stream > '' AND status = 3"]

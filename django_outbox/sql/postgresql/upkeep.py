@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from django.db import transaction
-from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..base.transactions import single_transaction
 from ..base.upkeep import Upkeep
@@ -30,18 +29,17 @@ class PostgresUpkeep(Upkeep):
     shared_lock = " FOR SHARE"
 
     @contextmanager
-    def time_limit(self, connection: BaseDatabaseWrapper, seconds: float) -> Iterator[None]:
+    def time_limit(self, seconds: float) -> Iterator[None]:
         name, set_it = "statement_timeout", "SELECT set_config(%s, %s, true)"  # until the rollback
-        with transaction.atomic(using=connection.alias), connection.cursor() as cursor:
-            cursor.execute("SELECT current_setting(%s)", [name])
-            before = cursor.fetchone()[0]
-            cursor.execute(set_it, [name, str(int(seconds * 1000))])
+        with transaction.atomic(using=self.connection.alias):
+            before = self._rows("SELECT current_setting(%s)", [name])[0][0]
+            self._run(set_it, [name, str(int(seconds * 1000))])
             yield
-            cursor.execute(set_it, [name, before])
+            self._run(set_it, [name, before])
 
-    def _estimate(self, connection: BaseDatabaseWrapper) -> tuple[str, list[Any]]:
+    def _estimate(self) -> tuple[str, list[Any]]:
         sql = "SELECT reltuples::bigint FROM pg_class WHERE oid = to_regclass(%s)"
-        return sql, [self._event(connection)]
+        return sql, [self._event]
 
     def is_lock_wait(self, error: BaseException) -> bool:
         return getattr(error.__cause__, "sqlstate", None) in WAITED
@@ -49,11 +47,10 @@ class PostgresUpkeep(Upkeep):
     def is_missing_table(self, error: BaseException) -> bool:
         return getattr(error.__cause__, "sqlstate", None) == UNDEFINED_TABLE
 
-    def failing_isolation(self, connection: BaseDatabaseWrapper) -> str | None:
+    def failing_isolation(self) -> str | None:
         # Inside a transaction, because psycopg sets the level when it begins one.
-        with transaction.atomic(using=connection.alias), connection.cursor() as cursor:
-            cursor.execute("SHOW transaction_isolation")
-            level = str(cursor.fetchone()[0]).upper()
+        with transaction.atomic(using=self.connection.alias):
+            level = str(self._rows("SHOW transaction_isolation")[0][0]).upper()
         return None if level == "READ COMMITTED" else level
 
     def prepare_engine(self, settings: dict[str, Any], *, lock_wait: float) -> None:
@@ -70,9 +67,9 @@ class PostgresUpkeep(Upkeep):
                 options.update(server_side_binding=True, prepare_threshold=PREPARE_AFTER)
         settings["OPTIONS"] = options
 
-    def guard_engine(self, connection: BaseDatabaseWrapper) -> None:
-        if connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS"):
-            connection.execute_wrappers.append(InReadCommitted())
+    def guard_engine(self) -> None:
+        if self.connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS"):
+            self.connection.execute_wrappers.append(InReadCommitted())
 
 
 class InReadCommitted:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain
 
-from django.db.backends.base.base import BaseDatabaseWrapper
-
 from ..base.claim import EventLeases
 from ..values import DUE, EVENTS, INSTANTS, SQL, Column, Row, Table, marks
 
@@ -30,15 +28,12 @@ class SQLiteEventLeases(EventLeases):
         params = [value for spent, ids in by_attempts.items() for value in (*ids, spent)]
         return f"({' OR '.join(sql)})", params
 
-    def _update_unlocked(
-        self, connection: BaseDatabaseWrapper, table: str, *, changes: SQL, where: SQL
-    ) -> int:
-        sql = f"UPDATE {self._table(connection, table)} AS e SET {changes[0]} WHERE {where[0]}"
-        return self._run(connection, sql, [*changes[1], *where[1]])
+    def _update_unlocked(self, table: str, *, changes: SQL, where: SQL) -> int:
+        sql = f"UPDATE {self._table(table)} AS e SET {changes[0]} WHERE {where[0]}"
+        return self._run(sql, [*changes[1], *where[1]])
 
     def _update_each(
         self,
-        connection: BaseDatabaseWrapper,
         table: str,
         *,
         given: Sequence[Column],
@@ -51,7 +46,7 @@ class SQLiteEventLeases(EventLeases):
         key = given[0].name
         # Not WITH v AS (…): the driver counts rows only if a statement begins with UPDATE.
         values = ", ".join([f"({marks(given)})"] * len(rows))
-        sql = f"""UPDATE {self._table(connection, table)} AS e SET {changes}
+        sql = f"""UPDATE {self._table(table)} AS e SET {changes}
             FROM (SELECT {columns} FROM (VALUES {values})) AS v
             WHERE e.{key} = v.{key} AND {where[0]}"""
         return sql, [*chain.from_iterable(rows), *where[1]]

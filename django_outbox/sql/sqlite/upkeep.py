@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from django.db import OperationalError
-from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...clocks import monotonic
 from ..base.upkeep import Upkeep
@@ -17,14 +16,14 @@ STEPS = 10_000  # of SQLite's machine, under a millisecond, between two looks at
 
 
 class SQLiteUpkeep(Upkeep):
-    def _estimate(self, connection: BaseDatabaseWrapper) -> tuple[str, list[Any]]:
-        table = self._event(connection)  # rowids are consecutive; deleted rows are before the first
+    def _estimate(self) -> tuple[str, list[Any]]:
+        table = self._event  # rowids are consecutive; deleted rows are before the first
         return f"SELECT (SELECT MAX(rowid) FROM {table}) - (SELECT MIN(rowid) FROM {table}) + 1", []
 
     @contextmanager
-    def time_limit(self, connection: BaseDatabaseWrapper, seconds: float) -> Iterator[None]:
-        connection.ensure_connection()
-        end, database = monotonic() + seconds, connection.connection
+    def time_limit(self, seconds: float) -> Iterator[None]:
+        self.connection.ensure_connection()
+        end, database = monotonic() + seconds, self.connection.connection
         database.set_progress_handler(lambda: monotonic() > end, STEPS)
         try:
             yield
@@ -37,7 +36,7 @@ class SQLiteUpkeep(Upkeep):
     def is_missing_table(self, error: BaseException) -> bool:
         return isinstance(error, OperationalError) and "no such table" in str(error)
 
-    def version_text(self, connection: BaseDatabaseWrapper) -> str:
+    def version_text(self) -> str:
         return ""
 
     def prepare_engine(self, settings: dict[str, Any], *, lock_wait: float) -> None:
