@@ -75,7 +75,7 @@ def after_hot_claim(fuse: Fuse) -> None:
     """Crash at the same point, with leases of events that this process itself wrote."""
     claims = threading.local()
 
-    def before(self: Any, connection: Any, claim: Any) -> None:
+    def before(self: Any, claim: Any) -> None:
         claims.hot = claim.ids is not None
 
     def after(rows: Any) -> None:

@@ -42,11 +42,11 @@ def test_a_transaction_that_cannot_begin_costs_no_attempt(
     dialect = type(dialect_of(connection))
     read_committed, away = dialect.read_committed, [True, True]
 
-    def begin(self: Any, given: Any) -> Any:
+    def begin(self: Any) -> Any:
         if away:
             away.pop()
             raise OperationalError("the server is away")
-        return read_committed(self, given)
+        return read_committed(self)
 
     monkeypatch.setattr(dialect, "read_committed", begin)
     with listening(leave, atomic=True, retry=ONCE), outbox.Worker():

@@ -414,7 +414,7 @@ def test_what_an_interrupt_leaves_is_given_by_the_same_command(
     monkeypatch.setattr(deliver_to, "PART", 2)
     for _ in range(5):
         stored()
-    dialect, parts = dialect_of(connection), iter([1])
+    dialect, parts = type(dialect_of(connection)), iter([1])
     lock_rows = dialect.lock_rows
 
     def interrupted(*args: Any) -> Any:

@@ -37,8 +37,8 @@ class Answering:
     @contextmanager
     def cursor(self) -> Any:
         yield SimpleNamespace(
-            execute=lambda sql: None if sql == "SELECT VERSION()" else pytest.fail(sql),
-            fetchone=lambda: (self._version_text,),
+            execute=lambda sql, params: None if sql == "SELECT VERSION()" else pytest.fail(sql),
+            fetchall=lambda: [(self._version_text,)],
         )
 
     def get_database_version(self) -> tuple[int, ...]:

@@ -23,7 +23,7 @@ def no_lock_wait_remembered() -> Iterator[None]:
     """Forget a lock wait: for five minutes after one, claims on MySQL are another statement."""
     yield
     if connection.vendor == "mysql":
-        dialect_of(connection)._skips_until = 0.0  # type: ignore[attr-defined]
+        type(dialect_of(connection))._skips_until = 0.0  # type: ignore[attr-defined]
 
 
 @pytest.fixture

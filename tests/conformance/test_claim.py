@@ -296,7 +296,7 @@ def test_191_no_wait_without_bound_behind_a_locked_row() -> None:
 @pytest.mark.skipif("connection.vendor != 'mysql'", reason="others never wait for a row")
 def test_after_a_lock_wait_mysql_claims_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """One claim in five minutes may wait for a locked row; the others skip it at once."""
-    monkeypatch.setattr(dialect(), "_skips_until", 0.0)
+    monkeypatch.setattr(type(dialect()), "_skips_until", 0.0)
     locked, *free = insert(5, due=-1)
     own = engine_connection("default", lock_wait=1)
     waited = []

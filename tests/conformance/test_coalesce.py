@@ -83,7 +83,7 @@ def ended(*ids: str) -> list[str]:
 @contextmanager
 def after_the_read(act: Callable[[], object]) -> Iterator[None]:
     """Do something in another session once, when a claim has read what is pending in its slots."""
-    dialect = dialect_of(connection)
+    dialect = type(dialect_of(connection))
     read, todo = dialect.pending_in_slots, [act]
 
     def then_act(*args: Any, **named: Any) -> Any:

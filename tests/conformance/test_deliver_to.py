@@ -357,7 +357,7 @@ def test_a_part_that_fails_as_after_a_deadlock_is_tried_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     written(2)
-    dialect, failures = dialect_of(connection), iter([1, 2])
+    dialect, failures = type(dialect_of(connection)), iter([1, 2])
     add_rows = dialect.add_rows
 
     def deadlock(*args: Any, **kwargs: Any) -> None:

@@ -369,9 +369,9 @@ def test_due_streams_move_to_another_queue() -> None:
     in_queue("a", "1", "2", "3", "later", "idle")
     keyed("other", due=-99)
     move = dialect().move_streams
-    assert move(connection, of="a", queue="b", limit=2) == 2  # those due first
-    assert move(connection, of="a", queue="b", limit=2) == 1
-    assert move(connection, of="a", queue="b", limit=2) == 0
+    assert move(of="a", queue="b", limit=2) == 2  # those due first
+    assert move(of="a", queue="b", limit=2) == 1
+    assert move(of="a", queue="b", limit=2) == 0
     found = dict(OutboxStream.objects.values_list("key", "queue"))
     assert found == {"1": "b", "2": "b", "3": "b", "later": "a", "idle": "a", "other": "default"}
 
@@ -435,14 +435,14 @@ def test_has_due() -> None:
     keyed("k", due=60)
     in_queue("c", "k")
     has_due = dialect().has_due
-    assert [has_due(connection, queue=each) for each in ("a", "b", "c", "default")] == [
+    assert [has_due(queue=each) for each in ("a", "b", "c", "default")] == [
         False,
         True,
         False,
         False,
     ]
     OutboxStream.objects.filter(key="k").update(due_at=now() - timedelta(seconds=1))
-    assert has_due(connection, queue="c")
+    assert has_due(queue="c")
 
 
 def test_rows_due_first_are_read_by_queue_in_one_statement() -> None:

@@ -205,7 +205,7 @@ def test_a_worker_waits_until_another_has_noted_its_receipt() -> None:
     (event_id,) = insert()
     own = engine_connection("default", lock_wait=1)
     note = lambda: dialect().note_receipt(  # noqa: E731
-        connection, ids=[*dialect().lock_event(event_id)], receipt="theirs"
+        ids=[*dialect().lock_event(event_id)], receipt="theirs"
     )
     with closing(own), elsewhere(note), pytest.raises(OperationalError), single_transaction(own):
         dialect_of(own).lock_event(event_id)

@@ -396,7 +396,7 @@ def test_a_hand_back_clears_the_owner_of_a_stream(after: float | None) -> None:
     take()
     keyed("a")  # written during the lease
     give = dialect().hand_back_streams
-    assert give(connection, me="me", leases=stream_leases([":a", ":b"]), after=after) == 1
+    assert give(me="me", leases=stream_leases([":a", ":b"]), after=after) == 1
     assert stream("a").locked_by is None
     assert stream_due_in("a") <= 1 if after else stream_due_in("a") > 20
     assert stream("b").locked_by == "another"

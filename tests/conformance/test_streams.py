@@ -227,14 +227,14 @@ def test_r7_a_write_right_before_the_delete_keeps_the_stream(
     """The writer comes after the query for expired streams, so the locked row is checked again."""
     put()
     put("z")
-    real = dialect_of(connection).delete
+    real = type(dialect_of(connection)).delete
     seen: list[list[str]] = []
 
-    def late(each: Any, table: str, *, ids: list[str]) -> int:
+    def late(self: Any, table: str, *, ids: list[str]) -> int:
         seen.append(ids)
-        return real(each, table, ids=ids)
+        return real(self, table, ids=ids)
 
-    monkeypatch.setattr(type(dialect_of(connection)), "delete", staticmethod(late))
+    monkeypatch.setattr(type(dialect_of(connection)), "delete", late)
     expired = OutboxStream.objects.expired()  # by the clock before the write
     with transaction.atomic():
         write("x", key="k")

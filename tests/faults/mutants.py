@@ -162,20 +162,20 @@ MUTANTS = (
             (
                 "sql/base/claim.py",
                 """\
-        seen, cut = self._select_due(connection, claim)
-        rows = self._lease(connection, claim, seen)
+        seen, cut = self._select_due(claim)
+        rows = self._lease(claim, seen)
 """,
                 """\
-        connection.set_autocommit(False, force_begin_transaction_with_broken_autocommit=True)
+        self.connection.set_autocommit(False, force_begin_transaction_with_broken_autocommit=True)
         try:
-            seen, cut = self._select_due(connection, claim, skip_locked=True)
-            rows = self._lease(connection, claim, seen)
-            connection.commit()
+            seen, cut = self._select_due(claim, skip_locked=True)
+            rows = self._lease(claim, seen)
+            self.connection.commit()
         except BaseException:
-            connection.rollback()
+            self.connection.rollback()
             raise
         finally:
-            connection.set_autocommit(True)
+            self.connection.set_autocommit(True)
 """,
             ),
         ],

@@ -64,7 +64,7 @@ class Worker:
         self._dialect.claim.reset_mock()
         while self._claimer.step() == 0:
             pass
-        given = [call.args[1] for call in self._dialect.claim.call_args_list]
+        given = [call.args[0] for call in self._dialect.claim.call_args_list]
         given = [each for each in given if each.table is EVENTS]
         return ["poll" if each.ids is None else "hot" for each in given]
 

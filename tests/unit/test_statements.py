@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from django_outbox.sql import DIALECTS
+from django_outbox.sql.values import EVENTS, STREAMS, Branch, Claim, Table
 from tests import statements
 
 
@@ -12,3 +14,15 @@ def test_a_server_gets_the_statements_that_its_file_shows(server: str) -> None:
     written = (statements.FOLDER / f"{server}.sql").read_text()
     # Without spaces: where lines are broken depends on the version of the formatter.
     assert "".join("".join(statements.sent(server)).split()) == "".join(written.split())
+
+
+@pytest.mark.parametrize("table", [EVENTS, STREAMS], ids=["events", "streams"])
+def test_the_rows_of_a_claim_have_the_instant_that_it_writes(table: Table) -> None:
+    """SQLite's clock goes on from row to row; a lease with another instant could not be settled."""
+    server = statements.Server('"', statements.SERVERS["sqlite"])
+    nows = [f"2026-01-02 03:04:05.00{n}000" for n in range(3)]
+    found = [(*statements.row(table.columns), nows[0], None, now) for now in nows]
+    server.answers = [found, found]
+    claim = Claim(table=table, me="me", lease=30.0, branches=[Branch("default", 10)])
+    taken = DIALECTS["sqlite"](server).claim(claim)  # type: ignore[arg-type]
+    assert [row[-1] for row in taken.rows] == [nows[0]] * 3

@@ -77,9 +77,12 @@ class EventLeases(Statements):
         """Lease the selected rows; return those that the worker owns now, as they are now."""
         if not rows:
             return []
-        table, me, keys = claim.table, claim.me, [row[0] for row in rows]
-        newest = instant(max(row[-3] for row in rows), self.connection)
-        leased_at = instant(rows[0][-1], self.connection)
+        # One instant for all: SQLite's clock goes on while the rows are fetched.
+        table, me, now = claim.table, claim.me, rows[0][-1]
+        newest, leased_at = (
+            instant(max(row[-3] for row in rows), self.connection),
+            instant(now, self.connection),
+        )
         changes = f"locked_by = %s, locked_at = %s, {table.due} = {self.now_plus}"
         new = [me, leased_at, claim.lease]
         # A row that was claimed or settled since the SELECT has a later due time, or none.
@@ -92,18 +95,14 @@ class EventLeases(Statements):
         taken = self._take(table, (changes, new), (where, params))
         if taken < len(rows):
             logger.debug("others were faster rows=%d taken=%d", len(rows), taken)
-            one_of, params = self._one_of(keys, table.key)
+            one_of, params = self._one_of([row[0] for row in rows], table.key)
             sql = f"SELECT {table.key} FROM {self._table(table.name)} WHERE {one_of}"
-            mine = {
-                row[0]
-                for row in self._rows(
-                    f"{sql} AND locked_by = %s AND locked_at = %s", [*params, me, leased_at]
-                )
-            }
-            rows = [row for row in rows if row[0] in mine]
+            mine = f"{sql} AND locked_by = %s AND locked_at = %s"
+            taken_ids = {row[0] for row in self._rows(mine, [*params, me, leased_at])}
+            rows = [row for row in rows if row[0] in taken_ids]
         if table is not EVENTS:
-            return rows
-        return [(*row[:2], row[2] + (row[-2] not in (None, me)), *row[3:]) for row in rows]
+            return [(*row[:-1], now) for row in rows]
+        return [(*row[:2], row[2] + (row[-2] not in (None, me)), *row[3:-1], now) for row in rows]
 
     def _take(self, table: Table, changes: SQL, where: SQL) -> int:
         """Lease rows by primary key; return how many."""
