@@ -191,7 +191,7 @@ def test_the_fence_of_a_stream_is_looked_up_by_its_key_whatever_the_values() -> 
             cursor.execute("SET plan_cache_mode = force_generic_plan")
         for work in works:
             for _ in range(12):  # beyond PREPARE_AFTER
-                work(Own(own), *given, **kind)
+                work(dialect_of(own), *given, **kind)
         with own.cursor() as cursor:
             cursor.execute(
                 "SELECT name, array_length(parameter_types, 1) FROM pg_prepared_statements "
@@ -205,13 +205,3 @@ def test_the_fence_of_a_stream_is_looked_up_by_its_key_whatever_the_values() -> 
                 assert "SubPlan" in plan and "outbox_stream" in plan, plan
     finally:
         own.close()
-
-
-class Own:
-    """The dialect, on a connection of its own whatever connection it is given."""
-
-    def __init__(self, own: Any) -> None:
-        self._own, self._dialect = own, dialect_of(own)
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda _, **given: getattr(self._dialect, name)(self._own, **given)
