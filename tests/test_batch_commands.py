@@ -16,6 +16,7 @@ from django.core.management import CommandError, call_command, get_commands, loa
 from django.db import OperationalError, connection, transaction
 
 from django_outbox.listeners.outcomes import Status
+from django_outbox.listeners.queues import receipt_of
 from django_outbox.management import arguments
 from django_outbox.models import OutboxEvent, OutboxInbox, OutboxQuerySet, OutboxStream, deliver_to
 from django_outbox.sql import dialect_of
@@ -358,52 +359,57 @@ def test_a_new_listener_is_given_what_occurred_in_a_time(ledger: None) -> None:
     hours = {n: now() - timedelta(hours=n) for n in range(1, 5)}
     ids = {n: stored(occurred_at=each) for n, each in hours.items()}
     stored(event_type="cart.filled", occurred_at=hours[2])
-    given = ("--new-listener", LEDGER, "--since", "3h30m", "--until", hours[1].isoformat())
-    assert replay(*given, "--dry-run") == "would insert 2"
+    given = ("--listener", LEDGER, "--since", "3h30m", "--until", hours[1].isoformat())
+    assert replay(*given, "--dry-run") == "would replay 0, would insert 2"
     assert given_to_ledger() == set()
-    assert replay(*given) == "inserted 2"
+    assert replay(*given) == "replayed 0, inserted 2"
     assert given_to_ledger() == {ids[2], ids[3]}
-    assert replay("--new-listener", LEDGER, "--all") == "inserted 2"
+    assert replay("--listener", LEDGER) == "replayed 0, inserted 2"
     assert given_to_ledger() == {*ids.values()}
+
+
+def test_a_listener_is_given_what_it_lacks_and_again_what_is_dead_and_others_nothing(
+    ledger: None,
+) -> None:
+    (mine,), (other,) = dead(listener=LEDGER, routes="y" * 12), dead(listener="order.placed")
+    lacked = stored()
+    OutboxEvent.objects.filter(pk=mine).update(routes=receipt_of("", "order.placed"))
+    assert replay("--listener", LEDGER) == "replayed 1, inserted 2"
+    assert given_to_ledger() == {mine, other, lacked}
+    assert OutboxEvent.objects.get(pk=other).status == DEAD
 
 
 def test_a_new_listener_is_given_events_slowly(ledger: None) -> None:
     stored(tenant_id="north")
     stored()
-    said = replay("--new-listener", LEDGER, "--tenant", "north", "--rate", "1/m")
+    said = replay("--listener", LEDGER, "--tenant", "north", "--rate", "1/m")
     due = OutboxEvent.objects.get(listener=LEDGER).available_at
     assert due is not None
-    assert said == f"inserted 1; the last is due at {due.isoformat(' ', 'seconds')}"
+    assert said == f"replayed 0, inserted 1; the last is due at {due.isoformat(' ', 'seconds')}"
 
 
-REFUSED: list[tuple[tuple[str, ...], str]] = [
-    ((), "ids, a filter, or --all"),
-    (("--all", "--since", "1h"), "--all"),
-    (("--since", "1h", "--until", "2h"), "--until"),
-    (("some-id",), "ids"),
-    (("--listener", "order.placed"), "--listener"),
-    (("--error", "KeyError"), "--error"),
-    (("--all", "--limit", "5"), "--limit"),
-    (("--all", "--by", "ada"), "--by"),
-]
-
-
-@cases(("arguments", "named"), REFUSED)
-def test_what_does_not_go_with_a_new_listener_is_refused(
-    ledger: None, arguments: tuple[str, ...], named: str
+@pytest.mark.parametrize(
+    "alone", [("--error", "KeyError"), ("--limit", "5"), ("--cause", "0" * 16)], ids=str
+)
+def test_what_only_dead_events_have_gives_a_listener_no_others(
+    ledger: None, alone: tuple[str, ...]
 ) -> None:
     stored()
-    with pytest.raises(CommandError, match=re.escape(named)):
-        replay("--new-listener", LEDGER, *arguments)
+    assert replay("--listener", LEDGER, *alone) == "replayed 0"
     assert given_to_ledger() == set()
 
 
 def test_an_unknown_listener_is_refused_and_the_nearest_named(ledger: None) -> None:
     with pytest.raises(CommandError, match=re.escape(repr(LEDGER))):
-        replay("--new-listener", "order.*:ledger", "--all")
+        replay("--listener", "order.*:ledger")
 
 
-def test_a_time_that_ends_before_it_begins_is_refused_for_dead_events_too() -> None:
+def test_the_dead_deliveries_of_a_removed_listener_are_replayed() -> None:
+    dead(listener="order.placed gone")
+    assert replay("--listener", "order.placed gone") == "replayed 1"
+
+
+def test_a_time_that_ends_before_it_begins_is_refused() -> None:
     with pytest.raises(CommandError, match="--until"):
         replay("--since", "1h", "--until", "2h")
 
@@ -424,7 +430,7 @@ def test_what_an_interrupt_leaves_is_given_by_the_same_command(
 
     monkeypatch.setattr(dialect, "lock_rows", interrupted)
     with pytest.raises(CommandError, match="inserted 2, interrupted") as raised:
-        replay("--new-listener", LEDGER, "--all")
+        replay("--listener", LEDGER)
     assert raised.value.returncode == 130
     monkeypatch.undo()
-    assert replay("--new-listener", LEDGER, "--all") == "inserted 3"
+    assert replay("--listener", LEDGER) == "replayed 0, inserted 3"

@@ -9,8 +9,10 @@ from typing import Any, Final
 from django.core.management.base import CommandError
 from django.db import connections
 
+from ...listeners.registry import Listener
 from ...models import OutboxEvent
 from ...models.deliver_to import deliver_parts, lacking, registered
+from ...models.event_queryset import OutboxQuerySet
 from ...models.replay import Spacing
 from ...sql import dialect_of
 from .. import arguments as cli
@@ -19,19 +21,15 @@ from ..command import INTERRUPTED, OutboxCommand
 VALUES: Final[cli.Values] = {
     "--limit": (cli.positive_int, "N", "at most N events, by id upwards"),
     "--rate": (cli.rate, "RATE", "due one after the other: 100/m, 5/s (default: all at once)"),
-    "--new-listener": (
-        str,
-        "TITLE",
-        "give this new listener older events; --since and --until: when they occurred",
-    ),
 }
-OF_DEAD: Final = ("ids", "listener", "cause", "error", "limit", "by")  # not with a new listener
+OF_DEAD: Final = ("ids", "cause", "error", "limit")  # with these, dead events alone
 
 
 class Command(OutboxCommand):
     help = (
         "Makes dead events due again: the given ids, those that match all filters, or --all. "
-        "With --new-listener, gives stored events to a listener that was added later. "
+        "With --listener, also gives that listener the stored events that it was never given, as "
+        "one that was added later; --since and --until say when these occurred. "
         "Others are left alone. Each batch commits by itself; an event that dies again "
         "meanwhile is left to the next call."
     )
@@ -40,7 +38,7 @@ class Command(OutboxCommand):
         "--error ConnectionError --limit 10": "try ten first",
         "--error ConnectionError --rate 100/m": "then the others, 100 a minute",
         "--all --dry-run": "count all dead events",
-        '--new-listener "order.placed ledger" --since 30d': "give a new listener the last 30 days",
+        '--listener "order.placed ledger" --since 30d': "give a new listener the last 30 days",
     }
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -54,9 +52,7 @@ class Command(OutboxCommand):
         cli.check_choice(options)
         alias = cli.chosen_alias(options)
         now = dialect_of(connections[alias]).clock()
-        if options["new_listener"] is not None:
-            self._give(alias, options, now)
-            return
+        listener = _may_lack_events(alias, options)
         verb = "would replay" if options["dry_run"] else "replayed"
         count, limit, dry = 0, options["limit"], options["dry_run"]
         spacing, by = options["rate"] and Spacing(options["rate"]), cli.person(options)
@@ -71,33 +67,50 @@ class Command(OutboxCommand):
         except KeyboardInterrupt as error:
             text = f"{verb} {count}, interrupted. {_how_to_continue(options, now)}"
             raise CommandError(text, returncode=INTERRUPTED) from error
-        end = _end(spacing)
+        more = ""
+        if listener is not None:
+            rows = cli.filtered(rows, {**options, "listener": None}, now, at="occurred_at")
+            more = _give(rows, listener, spacing, f"{verb} {count}", dry=dry)
+        end = more + _end(spacing)
         if count == limit:  # other ids may be dead, too
             self.stdout.write(f"{verb} {count}{end}")
         else:
             self.stdout.write(cli.summary(verb, count, left, end))
 
-    def _give(self, alias: str, options: dict[str, Any], now: datetime) -> None:
-        """Insert the deliveries that a new listener lacks, part by part."""
-        if given := [name for name in OF_DEAD if options[name] not in (None, [])]:
-            text = ", ".join("ids" if each == "ids" else f"--{each}" for each in given)
-            raise CommandError(f"--new-listener cannot be combined with {text}.")
-        try:
-            listener = registered(options["new_listener"])
-        except ValueError as error:
-            raise CommandError(str(error)) from error
-        rows = cli.filtered(OutboxEvent.objects.using(alias), options, now, at="occurred_at")
-        if options["dry_run"]:
-            self.stdout.write(f"would insert {sum(map(len, lacking(rows, listener)))}")
-            return
-        count, spacing = 0, options["rate"] and Spacing(options["rate"])
-        try:
-            for inserted in deliver_parts(rows, listener, spacing):
-                count += inserted
-        except KeyboardInterrupt as error:
-            text = f"inserted {count}, interrupted. To continue, repeat the command"
-            raise CommandError(text, returncode=INTERRUPTED) from error
-        self.stdout.write(f"inserted {count}{_end(spacing)}")
+
+def _may_lack_events(alias: str, options: dict[str, Any]) -> Listener | None:
+    """Return the listener to be given what it lacks, if the options name one and choose by time.
+
+    Raises ``CommandError`` for a title that neither the code nor a stored delivery has.
+    """
+    title = options["listener"]
+    if title is None or any(options[name] not in (None, []) for name in OF_DEAD):
+        return None
+    try:
+        return registered(title)
+    except ValueError as error:  # a listener that was removed may have dead deliveries
+        if OutboxEvent.objects.using(alias).filter(listener=title).exists():
+            return None
+        raise CommandError(str(error)) from error
+
+
+def _give(
+    rows: OutboxQuerySet, listener: Listener, spacing: Spacing | None, done: str, *, dry: bool
+) -> str:
+    """Insert the deliveries that a listener lacks, part by part; return how many, as a text.
+
+    ``done``: what the command has done before.
+    """
+    if dry:
+        return f", would insert {sum(map(len, lacking(rows, listener)))}"
+    count = 0
+    try:
+        for inserted in deliver_parts(rows, listener, spacing):
+            count += inserted
+    except KeyboardInterrupt as error:
+        text = f"{done}, inserted {count}, interrupted. To continue, repeat the command"
+        raise CommandError(text, returncode=INTERRUPTED) from error
+    return f", inserted {count}"
 
 
 def _end(spacing: Spacing | None) -> str:
