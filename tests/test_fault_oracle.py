@@ -427,6 +427,58 @@ ILL["booked, though it is dead"] = (
 )
 
 
+# Cancels: of an event's deliveries, each is either made or cancelled.
+PARTLY: dict[str, Any] = {"intents": [intent(cancelled=1)], "listeners": SHARED}
+CANCELLED: dict[str, Any] = {"intents": [intent(cancelled=1)], "rows": []}
+WELL["cancelled"] = evidence(**CANCELLED)
+WELL["cancelled for one of two listeners"] = evidence(ran(1, 2, listener="here"), **PARTLY)
+WELL["cancelled while a process that had begun without a lease was stopped"] = evidence(
+    ran(3.1, 3.2, pid=TWO), faults=[stop(1, 3, TWO)], **CANCELLED
+)
+WELL["cancelled in one lane, and the next of the key goes on"] = evidence(
+    ran(1, 9, listener="t"),
+    ran(2, 3, event_id="b", listener="t mail", pid=TWO),
+    ran(9.1, 9.2, event_id="b", listener="t", pid=TWO),
+    listeners={"plain": ("t", "t mail")},
+    intents=[intent(key="k", cancelled=1), intent("b", key="k", n=2)],
+    rows=KEYED["rows"],
+)
+ILL["cancelled, and begun"] = (evidence(ran(1, 2), **CANCELLED), {"ghosts": 1})
+ILL["cancelled once too often"] = (
+    evidence(ran(1, 2, listener="here"), ran(1, None, listener="there", pid=TWO), **PARTLY),
+    {"ghosts": 1},
+)
+ILL["neither cancelled nor made"] = (evidence(**{**PARTLY, "rows": []}), {"lost": 1})
+ILL["a row that is gone, of which only a part was cancelled"] = (
+    evidence(ran(1, 2, listener="here", phase="failed"), **{**PARTLY, "rows": []}),
+    {"lost": 1},
+)
+
+# Slots: after each commit, something as new is delivered.
+
+
+def in_slot(event_id: str, begun: float, at: float) -> Intent:
+    return intent(event_id, kind="slot", key="s", begun=begun, at=at)
+
+
+def slotted(*lines: Sequence[Line], late: float = 2) -> Evidence:
+    """Return what became of two writes; the first one commits late."""
+    written = [in_slot("a", 1, late), in_slot("b", 1.5, 1.6)]
+    return evidence(*lines, **{**TWO_EVENTS, "intents": written})
+
+
+WELL["the newest of a slot"] = slotted(ran(3, 4, event_id="b"))
+WELL["each of a slot"] = slotted(ran(3, 4), ran(3, 4, event_id="b", pid=TWO))
+WELL["two writes of a slot at a time, of which the other is delivered"] = slotted(ran(3, 4))
+ILL["the older of a slot"] = (slotted(ran(3, 4), late=1.4), {"lost": 1})
+ILL["the newest of a slot, begun before an older one was committed"] = (
+    slotted(ran(1.7, 4, event_id="b")),
+    {"lost": 1},
+)
+ILL["nothing of a slot"] = (slotted(), {"lost": 2})
+ILL["what of a slot has not ended"] = (slotted(ran(3, None, event_id="b")), {"lost": 2})
+
+
 def test_calls_are_put_together_to_batches_that_no_attempt_divides() -> None:
     lines = [
         *called(1, "shared", "a", "b", "c"),

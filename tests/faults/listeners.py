@@ -334,6 +334,10 @@ for kind in ("fault.kin", "fault.kith"):
         kind, name="mail", timeout=TIMEOUT, retry=outbox.Fixed(0.2, max_attempts=10_000)
     )(testifying(be_in_trouble))
 
+outbox.listener("fault.reminder")(work)
+outbox.listener("fault.reminder", name="mail")(work)
+outbox.listener("fault.slot")(work)
+
 for options in json.loads(os.environ.get("FAULTS_LISTENERS", "[]")):  # of a release
     outbox.listener("fault.rolled.*", **options)(work)
 

@@ -15,6 +15,8 @@ class Intent(models.Model):
     n = models.PositiveIntegerField()  # counts up in its writer
     at = models.FloatField()  # monotonic, shortly before the commit
     due = models.FloatField(default=0.0)  # monotonic; 0: at once
+    begun = models.FloatField(default=0.0)  # monotonic, before the write; only of delayed ones
+    cancelled = models.PositiveIntegerField(default=0)  # deliveries, by committed cancels
 
 
 class Booking(models.Model):

@@ -452,6 +452,48 @@ MUTANTS = (
         ],
     ),
     Mutant(
+        name="a cancel of what a worker has leased",
+        without="what a worker has leased is not cancelled",
+        database="postgres",
+        scenario="reminders",
+        edits=[
+            ("models/replay.py", "pending.filter(ALONE, locked_by=None)", "pending.filter(ALONE)")
+        ],
+    ),
+    Mutant(
+        name="a cancel in a stream that a worker has leased",
+        without="nothing is cancelled in a stream that a worker has leased",
+        database="mariadb",
+        scenario="reminders",
+        edits=[("models/replay.py", "change(in_free_streams(batch))", "change(batch)")],
+    ),
+    Mutant(
+        name="a slot that ends what is older than another worker's row",
+        without="only a row that is started after a commit replaces what was committed",
+        database="postgres",
+        scenario="reminders",
+        edits=[
+            ("sql/base/slots.py", "({FREE} OR locked_by = %s) ORDER", "(TRUE OR id = %s) ORDER"),
+            (
+                "worker/coalescing.py",
+                "[row_id for row_id, is_leased in each if not is_leased or row_id in slots[slot]]",
+                "[row_id for row_id, _ in each]",
+            ),
+            (
+                "worker/coalescing.py",
+                "next((place for place, each in enumerate(ids) if each in mine), len(ids))",
+                "0",
+            ),
+        ],
+    ),
+    Mutant(
+        name="a slot that runs its oldest row",
+        without="of a slot, the newest row runs",
+        database="mariadb",
+        scenario="reminders",
+        edits=[("sql/base/slots.py", "sorted(rows, reverse=True)", "sorted(rows)")],
+    ),
+    Mutant(
         name="an atomic batch that commits what it has lost",
         without="an atomic batch commits only if all of its events are still leased by its worker",
         database="postgres",

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any
 
-from tests.faults import stored
+from tests.faults import slots, stored
 from tests.faults.witness import Line
 
 WAKING = 1.0  # seconds in which a thread that goes on is past the look at its lease
@@ -46,6 +46,8 @@ class Intent:
     n: int
     at: float
     due: float = 0.0  # monotonic; 0: at once
+    begun: float = 0.0  # monotonic, before the write; only of delayed ones
+    cancelled: int = 0  # deliveries; each cancel said how many
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,6 +191,9 @@ class Evidence:
                 found[event_id].append(deed)
         return found
 
+    def listeners_of(self, intent: Intent) -> int:
+        return len(self.listeners.get(intent.kind, ("",)))
+
     def ended(self, event_id: str, runs: Sequence[Run]) -> float | None:
         """Return when the last of an event's listeners had ended well; None: one has not."""
         ends: dict[str, float] = {}
@@ -235,6 +240,7 @@ def judge(evidence: Evidence) -> Verdict:
     _judge_attempts(evidence, runs, verdict)
     _judge_rescues(evidence, runs, verdict)
     stored.judge(evidence, verdict)
+    slots.judge(evidence, runs, verdict)
     return verdict
 
 
@@ -284,17 +290,12 @@ def _judge_events(evidence: Evidence, runs: Mapping[str, Sequence[Run]], verdict
     _judge_ghosts(evidence, runs, verdict)
     for event_id, intent in evidence.intents.items():
         row = evidence.rows.get(event_id)
-        effect = evidence.ended(event_id, runs.get(event_id, ())) is not None
-        bookings = evidence.bookings.get(event_id, 0)
-        if bookings > 1:
+        effect = _has_effect(evidence, intent, runs.get(event_id, ()), arrived)
+        if (bookings := evidence.bookings.get(event_id, 0)) > 1:
             verdict.count("booked_twice", f"{event_id} {bookings} times")
-        if intent.kind in ATOMIC and not bookings:
-            effect = False
-        if intent.kind in evidence.relayed:
-            effect = arrived is None or event_id in arrived
         if row is None:
-            gone = effect if evidence.purged else event_id in discarded and not effect
-            if not gone:
+            purged = effect and (evidence.purged or intent.cancelled)
+            if not purged and (effect or event_id not in discarded):
                 verdict.count("lost", f"{event_id} has no row")
         elif row.status == 3:
             verdict.dead += 1
@@ -306,14 +307,45 @@ def _judge_events(evidence: Evidence, runs: Mapping[str, Sequence[Run]], verdict
             verdict.count("done_without_effect", f"{event_id} {intent.kind}")
 
 
+def _has_effect(
+    evidence: Evidence, intent: Intent, runs: Sequence[Run], arrived: Collection[str] | None
+) -> bool:
+    """Say whether an event did what it should; one of a slot may leave that to a newer one."""
+    if intent.kind in evidence.relayed:
+        return arrived is None or intent.event_id in arrived
+    if intent.kind in ATOMIC and not evidence.bookings.get(intent.event_id, 0):
+        return False
+    if intent.cancelled:
+        ended = {run.listener for run in runs if run.outcome == "end"}
+        return intent.cancelled + len(ended) >= evidence.listeners_of(intent)
+    return intent.kind == slots.KIND or evidence.ended(intent.event_id, runs) is not None
+
+
 def _judge_ghosts(evidence: Evidence, runs: Mapping[str, Sequence[Run]], verdict: Verdict) -> None:
-    """There may be nothing of what did not commit, and no booking of what has only failed."""
+    """There may be nothing of what was undone or cancelled, and no booking of what has failed."""
     for event_id in {*runs, *evidence.rows, *evidence.bookings} - {*evidence.intents}:
         verdict.count("ghosts", event_id)
+    for event_id, intent in evidence.intents.items():
+        if intent.cancelled:
+            _judge_cancelled(evidence, intent, runs.get(event_id, ()), verdict)
     for event_id in evidence.bookings:
         row = evidence.rows.get(event_id)
         if row is not None and row.status == 3:
             verdict.count("ghosts", f"{event_id} is dead, and has left a booking")
+
+
+def _judge_cancelled(
+    evidence: Evidence, intent: Intent, runs: Sequence[Run], verdict: Verdict
+) -> None:
+    """What was cancelled must not have begun.
+
+    But a process that was stopped on the way into a listener begins it when it goes on, without a
+    lease. Another may have leased and released the event meanwhile, so that it could be cancelled.
+    """
+    struck = Struck(evidence.faults, evidence.lease)
+    begun = {run.listener for run in runs if not struck.woke(run)}
+    if intent.cancelled + len(begun) > evidence.listeners_of(intent):
+        verdict.count("ghosts", f"{intent.event_id}: {intent.cancelled} cancelled, {begun} begun")
 
 
 def _judge_death(
@@ -598,6 +630,8 @@ def _judge_order(evidence: Evidence, runs: Mapping[str, Sequence[Run]], verdict:
                     pair = f"{event_id} started before {whose} ended"
                     verdict.count("inversions", f"{key}, lane {lane!r}: {pair}")
                 is_well = bool(own) and all(run.outcome in ("end", "deferred") for run in own)
+                if not own and evidence.intents[event_id].cancelled:
+                    continue
                 stood = is_well or (evidence.rows[event_id].status != 3 and event_id not in passed)
                 end = evidence.ended_in(lane, event_id, runs.get(event_id, ()))
                 if stood and end > latest:

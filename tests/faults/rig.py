@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -92,6 +93,7 @@ class Rig:
     suspends: bool = False  # the processes' monotonic clocks stand still while they are suspended
     patience: float = 180.0  # seconds until all must be delivered, once the faults are over
     refused: int = 0  # transactions that the database did not take
+    met: Counter[str] = field(default_factory=Counter)  # how often writers did what
     longest: float = 0.0  # seconds of a business transaction
     # Of each outage, and one worker: a processor's part, log lines a second, seconds to be back.
     spent: list[float] = field(default_factory=list)
@@ -230,6 +232,7 @@ class Rig:
                 self.refused += told["refused"]
                 self.longest = max(self.longest, told["longest"])
                 self._forked |= {*told["children"]}
+                self.met.update(told["met"])
         self.writers.clear()
 
     def wait_for_people(self) -> dict[str, int]:
@@ -675,12 +678,17 @@ class Rig:
 
 
 def held_by(pid: int) -> frozenset[str]:
-    """The events and keys that a worker has leased."""
+    """The events, keys and slots that a worker has leased."""
     from django_outbox.models import OutboxEvent, OutboxStream
 
     mine = {"locked_by__contains": f"-{pid}-"}
-    events = OutboxEvent.objects.filter(**mine).values_list("event_id", flat=True)
-    return frozenset([*events, *OutboxStream.objects.filter(**mine).values_list("key", flat=True)])
+    events = OutboxEvent.objects.filter(**mine).values_list("event_id", "stream")
+    names = [name for event_id, stream in events for name in (event_id, slot_of(stream))]
+    return frozenset([*names, *OutboxStream.objects.filter(**mine).values_list("key", flat=True)])
+
+
+def slot_of(stream: str | None) -> str:
+    return (stream or "").rpartition(":")[2]
 
 
 def asked(question: Callable[[], bool]) -> bool:
@@ -694,14 +702,12 @@ def asked(question: Callable[[], bool]) -> bool:
 
 def collected() -> dict[str, Any]:
     """What the database has to say at the end."""
-    from collections import Counter
-
     from django.db.models import Case, When
 
     from django_outbox.models import OutboxEvent
     from tests.faults.models import Booking, Intent
 
-    names = ("event_id", "kind", "key", "writer", "n", "at", "due")
+    names = ("event_id", "kind", "key", "writer", "n", "at", "due", "begun", "cancelled")
     intents = {row["event_id"]: oracle.Intent(**row) for row in Intent.objects.values(*names)}
     columns = ("event_id", "status", "attempts", "rescues", "key", "seq", "locked_by")
     rows = {}

@@ -12,6 +12,7 @@ import os
 import random
 import sys
 import time
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,11 +20,16 @@ from typing import Any
 
 import django
 from django.db import Error, IntegrityError, connection, transaction
+from django.db.models import F, Q, Value
+from django.db.models.functions import Least
 
 from tests.faults import witness
 
 DIED = 137  # the exit code of a process that SIGKILL ended, as a shell sees it
 DELIVERING = 60.0  # seconds until a process has delivered an event of its own
+LONG = ("plain", "slot")  # kinds whose listener may take long
+REMINDED = 2  # listeners of a reminder
+SOON, AROUND = 0.1, 0.01  # seconds until what is changed is due, and from there to the change
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +48,7 @@ class Plan:
     later: float = 0.0  # share that asks for a retry later
     defer: float = 0.0  # share that is deferred now and then
     slow: float = 0.0  # share of transactions that stay open for a while
+    slow_for: float = 0.03  # seconds, at most
     rollback: float = 0.0  # share of transactions that are undone
     work: tuple[float, float] = (0.0, 0.002)  # seconds that a listener takes, from and to
     long: float = 0.0  # share whose listener takes ``long_work`` instead
@@ -56,6 +63,10 @@ class Plan:
     calls: int = 0  # the port of a receiver that plain listeners call
     partner: int = 0  # the port of one that listeners of the queue ``hooks`` call
     filler: int = 0  # characters that a payload has more
+    changed: float = 0.0  # share of turns that cancel or reschedule what is about to fall due
+    slots: int = 0
+    slotted: float = 0.0  # share of the events that go to a slot
+    slot_delay: float = 0.0  # seconds, of each of these
     forks: int = 0  # children, made half-way, that go on with writing beside their parent
 
 
@@ -67,6 +78,7 @@ class Writer:
     refused: int = 0
     longest: float = 0.0  # seconds of a transaction
     intents: list[Any] = field(default_factory=list)
+    met: Counter[str] = field(default_factory=Counter)  # how often it did what
 
     def __post_init__(self) -> None:
         self.luck = random.Random(self.plan.seed)
@@ -84,8 +96,9 @@ class Writer:
         try:
             self.transact()
             self.longest = max(self.longest, time.monotonic() - began)
-        except Error:
+        except Error as error:
             self.refused += 1  # or committed without a reply
+            self.met["deadlocks"] += "deadlock" in f"{error}".lower()
             connection.close()
             time.sleep(0.1)  # the database is away, or tired
 
@@ -116,7 +129,7 @@ class Writer:
             for kind, key in sorted(chosen, key=lambda each: each[1] or ""):
                 self.write(kind, key)
             if luck.random() < plan.slow:
-                time.sleep(luck.random() * 0.03)  # a slow business transaction
+                time.sleep(luck.random() * plan.slow_for)  # a slow business transaction
             for each in self.intents:
                 each.at = time.monotonic()
             Intent.objects.bulk_create(self.intents)
@@ -141,7 +154,7 @@ class Writer:
 
         luck, plan = self.luck, self.plan
         # An atomic listener works in a transaction, which on SQLite is everybody's.
-        work = plan.long_work if luck.random() < plan.long and kind == "plain" else plan.work
+        work = plan.long_work if luck.random() < plan.long and kind in LONG else plan.work
         payload: dict[str, Any] = {"seconds": round(luck.uniform(*work), 4)}
         if luck.random() < plan.fail:
             payload["fail"] = 1
@@ -159,20 +172,29 @@ class Writer:
             payload["partner"] = plan.partner
         if key is None and luck.random() < plan.follow:
             payload["follow"] = True
-        when: dict[str, Any] = {"key": key}
-        due = 0.0
-        if key is None and luck.random() < plan.delayed:
-            delay = luck.uniform(*plan.delays)
-            when, due = {"deliver_after": delay}, time.monotonic() + delay
+        self.written += 1
+        when = self.when(kind, key)
+        delay, begun = when.get("deliver_after", 0.0), time.monotonic()
         event_id = outbox.write(f"fault.{kind}", payload, **when)
         assert event_id is not None
-        self.written += 1
         self.intents.append(
             Intent(
-                event_id=event_id, kind=kind, key=key, writer=os.getpid(), n=self.written, due=due
+                event_id=event_id,
+                kind=kind,
+                key=key,
+                writer=os.getpid(),
+                n=self.written,
+                due=begun + delay if delay else 0.0,
+                begun=begun if delay else 0.0,
             )
         )
         return event_id
+
+    def when(self, kind: str, key: str | None) -> dict[str, Any]:
+        """Return what ``write`` is told of the order, the time and the name of an event."""
+        if key is None and self.luck.random() < self.plan.delayed:
+            return {"deliver_after": self.luck.uniform(*self.plan.delays)}
+        return {"key": key}
 
 
 class Forking(Writer):
@@ -208,6 +230,67 @@ class Forking(Writer):
         for child in self.children:
             code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
             assert code == 0, f"a child ended with {code}"
+
+
+class Changing(Writer):
+    """Cancels and reschedules events when they are about to fall due, whoever wrote them."""
+
+    def transact(self) -> None:
+        if self.luck.random() < self.plan.changed and (event := self.about_to_fall_due()):
+            time.sleep(max(event.due + self.luck.gauss(0, AROUND) - time.monotonic(), 0))
+            self.change(event)
+        else:
+            super().transact()
+
+    def choose(self) -> tuple[str, str | None]:
+        if self.luck.random() < self.plan.slotted:
+            # A busy one for the whole run, and others of a second: what is lost last, is not made
+            # up for by what is written later.
+            number = self.luck.randrange(2 * self.plan.slots)
+            brief = f"{int(time.monotonic())}-{number}"
+            return "slot", f"slot-{brief if number < self.plan.slots else 'busy'}"
+        return "reminder", super().choose()[1]
+
+    def when(self, kind: str, key: str | None) -> dict[str, Any]:
+        if kind == "slot":
+            return {"coalesce": key, "deliver_after": self.plan.slot_delay}
+        given: dict[str, Any] = {"key": key, "unique_key": f"{os.getpid()}:{self.written}"}
+        if key is None:  # an event with a key waits for those before it
+            given["deliver_after"] = self.luck.uniform(*self.plan.delays)
+        return given
+
+    def about_to_fall_due(self) -> Any:
+        from tests.faults.models import Intent
+
+        now = time.monotonic()
+        soon = Q(due__range=(now, now + SOON)) | Q(due=0, at__gt=now - SOON)
+        events = Intent.objects.filter(soon, kind="reminder", cancelled=0)
+        return events.order_by("?").first()
+
+    def change(self, event: Any) -> None:
+        """Change an event, and note with it what that reported."""
+        import django_outbox as outbox
+        from tests.faults.models import Intent
+
+        luck, name = self.luck, {"event_id": event.pk}
+        if luck.random() < 0.5:
+            name = {"unique_key": f"{event.writer}:{event.n}"}
+        verb = luck.choice(("cancelled", "rescheduled"))
+        undone, intent = luck.random() < self.plan.rollback, Intent.objects.filter(pk=event.pk)
+        with transaction.atomic():
+            if verb == "cancelled":
+                count = outbox.cancel(**name)
+                intent.update(cancelled=F("cancelled") + count)
+            else:
+                delay = luck.uniform(*self.plan.delays)
+                due = Value(time.monotonic() + delay)
+                count = outbox.reschedule(**name, deliver_after=delay)
+                if count:  # none of these has begun; of the others, one may have
+                    intent.update(due=due if count == REMINDED else Least(F("due"), due))
+            if luck.random() < self.plan.slow:
+                time.sleep(luck.random() * self.plan.slow_for)
+            transaction.set_rollback(undone)
+        self.met[f"{verb}, then undone" if undone else f"{verb} {count}"] += 1
 
 
 class Storm(Writer):
@@ -305,12 +388,18 @@ def main() -> None:
     logging.disable(logging.ERROR)  # Django's, of callbacks that fail as they should
     django.setup()
     plan = Plan(**json.loads(sys.argv[1]))
-    writer = Storm(plan) if plan.storm else Forking(plan) if plan.forks else Writer(plan)
+    kind = Storm if plan.storm else Forking if plan.forks else Changing if plan.changed else Writer
+    writer = kind(plan)
     writer.run()
     children = writer.children if isinstance(writer, Forking) else []
     if isinstance(writer, Forking):
         writer.wait()
-    told = {"committed": writer.committed, "refused": writer.refused, "longest": writer.longest}
+    told: dict[str, Any] = {
+        "committed": writer.committed,
+        "refused": writer.refused,
+        "longest": writer.longest,
+    }
+    told["met"] = writer.met
     print(json.dumps({**told, "children": children}))
 
 
