@@ -31,7 +31,7 @@ class Survivor(Patch):
 SURVIVORS = (
     Survivor(
         name="a claim of what was due when it was read",
-        edits=[("sql/base/claim.py", "[*params, newest]", '[*params, "9999"]')],
+        edits=[("sql/claim.py", "[*params, newest]", '[*params, "9999"]')],
         test="tests/conformance/test_claim_due_time.py"
         "::test_a_claim_leaves_an_event_that_is_due_later_by_now",
     ),
@@ -123,7 +123,7 @@ SURVIVORS = (
         name="a statement by any lease of its worker",
         edits=[
             (
-                "sql/base/statements.py",
+                "sql/statements.py",
                 'f"IN ({marks(instants)})"',
                 "f\"<> '' OR '' IN ({marks(instants)})\"",
             )
@@ -132,18 +132,18 @@ SURVIVORS = (
     ),
     Survivor(
         name="a settle that counts again when it is repeated",
-        edits=[("sql/base/settle.py", "e.attempts = v.attempts AND {", "{")],
+        edits=[("sql/settle.py", "e.attempts = v.attempts AND {", "{")],
         test="tests/conformance/test_fences.py"
         "::test_a_failure_counts_once_though_its_stream_is_still_leased",
     ),
     Survivor(
         name="a release of streams by any lease of its worker",
-        edits=[("sql/base/streams.py", "AND e.locked_at = v.locked_at", "")],
+        edits=[("sql/streams.py", "AND e.locked_at = v.locked_at", "")],
         test="tests/conformance/test_fences.py::test_a_stream_is_changed_only_by_its_present_lease",
     ),
     Survivor(
         name="a settle by any lease of its batch",
-        edits=[("sql/base/settle.py", '("= v.locked_at", [])', '("IS NOT NULL", [])')],
+        edits=[("sql/settle.py", '("= v.locked_at", [])', '("IS NOT NULL", [])')],
         test="tests/conformance/test_fences.py"
         "::test_a_failure_is_settled_by_its_own_lease_and_not_by_one_of_its_batch",
     ),
@@ -151,7 +151,7 @@ SURVIVORS = (
         name="a claim that keeps the lease that its worker had",
         edits=[
             (
-                "sql/base/claim.py",
+                "sql/claim.py",
                 "locked_by = %s, locked_at = %s, {table",
                 "locked_by = %s, locked_at = COALESCE(locked_at, %s), {table",
             )
@@ -182,7 +182,7 @@ SURVIVORS = (
     ),
     Survivor(
         name="a claim on SQLite that takes a row whatever became of it since the look",
-        edits=[("sql/sqlite/claim.py", "AND attempts = %s", "AND attempts + 999 > %s")],
+        edits=[("sql/sqlite.py", "AND attempts = %s", "AND attempts + 999 > %s")],
         test="tests/conformance/test_claim_due_time.py"
         "::test_a_claim_leaves_an_event_that_was_tried_since_and_is_due_at_once",
     ),
@@ -246,7 +246,7 @@ SURVIVORS = (
         name="a probe without compare-and-set",
         edits=[
             (
-                "sql/base/upkeep.py",
+                "sql/upkeep.py",
                 "f\"WHERE kind = 'breaker' AND name = %s AND until <= {self.now}\",",
                 "\"WHERE kind = 'breaker' AND name = %s\",",
             )
@@ -377,19 +377,19 @@ SURVIVORS = (
     ),
     Survivor(
         name="further rows of an event that another worker has routed",
-        edits=[("sql/base/routes.py", "AND routes = %s{self.skip", "AND %s <> ''{self.skip")],
+        edits=[("sql/routes.py", "AND routes = %s{self.skip", "AND %s <> ''{self.skip")],
         test=f"{ROUTES}test_no_row_is_inserted_twice_nor_one_of_another_receipt",
     ),
     Survivor(
         name="a further row that fails where there is one",
-        edits=[("sql/base/routes.py", '" ON CONFLICT (id) DO NOTHING"', '""')],
+        edits=[("sql/routes.py", '" ON CONFLICT (id) DO NOTHING"', '""')],
         test=f"{ROUTES}test_no_row_is_inserted_twice_nor_one_of_another_receipt",
     ),
     Survivor(
         name="a row that is routed by a worker that has lost it",
         edits=[
             (
-                "sql/base/routes.py",
+                "sql/routes.py",
                 "WHERE listener IS NULL AND {held}",
                 "WHERE listener IS NULL AND ({held} OR 1 = 1)",
             )
@@ -398,12 +398,12 @@ SURVIVORS = (
     ),
     Survivor(
         name="a row that is routed twice",
-        edits=[("sql/base/routes.py", "WHERE listener IS NULL AND {held}", "WHERE {held}")],
+        edits=[("sql/routes.py", "WHERE listener IS NULL AND {held}", "WHERE {held}")],
         test=f"{ROUTES}test_only_the_owner_routes_a_row_and_only_once",
     ),
     Survivor(
         name="a receipt that forgets what another worker has noted meanwhile",
-        edits=[("sql/base/routes.py", 'row_lock = " FOR UPDATE"', 'row_lock = ""')],
+        edits=[("sql/routes.py", 'row_lock = " FOR UPDATE"', 'row_lock = ""')],
         test=f"{ROUTES}test_a_worker_waits_until_another_has_noted_its_receipt",
         database="postgres",
     ),
@@ -411,7 +411,7 @@ SURVIVORS = (
         name="lanes of a key that are locked before its own stream",
         edits=[
             (
-                "sql/base/insert.py",
+                "sql/insert.py",
                 "        taken = self.number(",
                 "        self.touch(connection, lane_places(keyed))\n        taken = self.number(",
             )
@@ -422,11 +422,7 @@ SURVIVORS = (
     Survivor(
         name="a renewal that counts every lease it still finds",
         edits=[
-            (
-                "sql/base/statements.py",
-                "timedelta(seconds=lease - 0.01)",
-                "timedelta(seconds=-lease)",
-            )
+            ("sql/statements.py", "timedelta(seconds=lease - 0.01)", "timedelta(seconds=-lease)")
         ],
         test="tests/conformance/test_stream_leases.py"
         "::test_a_locked_stream_is_not_renewed_because_a_renewed_one_was_released_meanwhile",

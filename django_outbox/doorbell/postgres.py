@@ -9,7 +9,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..conf import current
 from ..sql import engine_connection
-from ..sql.postgresql.notify import listen, notify, wait_for_notification
+from ..sql.postgresql_server import listen, notify, wait_for_notification
 from .base import Ear, table_identity
 
 PROBE_AFTER = 5.0  # seconds without a notification, after which a worker tests its connection

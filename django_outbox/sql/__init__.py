@@ -9,7 +9,7 @@ from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.utils import load_backend
 
-from .base.dialect import Dialect
+from .dialect import Dialect
 from .mysql import MySQL
 from .postgresql import PostgreSQL
 from .sqlite import SQLite

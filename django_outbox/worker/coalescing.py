@@ -26,7 +26,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from ..clocks import monotonic
 from ..delivery.lease import Lease, lease_from_row
 from ..sql import dialect_of
-from ..sql.base.slots import MOST_ROWS
+from ..sql.slots import MOST_ROWS
 from ..sql.values import FULL
 from .queues import Held
 from .rescues import report_rescues

@@ -13,7 +13,7 @@ from ..listeners.history import Entry, with_entries
 from ..log import first_line
 from ..signals import announce, event_rescued
 from ..sql import dialect_of
-from ..sql.base.transactions import all_or_nothing
+from ..sql.transactions import all_or_nothing
 
 logger = logging.getLogger("django_outbox")
 

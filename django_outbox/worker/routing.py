@@ -15,8 +15,8 @@ from ..delivery.lease import Lease, of_rows
 from ..events import SLOT_PREFIX, slot_of, stream_of
 from ..listeners.queues import UNROUTED, Route, missing_of, receipt_of, routes_of
 from ..sql import dialect_of
-from ..sql.base.sequence_numbers import Place
-from ..sql.base.transactions import all_or_nothing
+from ..sql.sequence_numbers import Place
+from ..sql.transactions import all_or_nothing
 
 
 def is_whole(lease: Lease) -> bool:

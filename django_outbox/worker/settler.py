@@ -18,8 +18,8 @@ from ..listeners.outcomes import DONE, LOST, Decision
 from ..models import OutboxEvent
 from ..signals import announce, lease_lost
 from ..sql import dialect_of
-from ..sql.base.transactions import all_or_nothing
 from ..sql.halving import Part, answers, in_halves, in_turn, without
+from ..sql.transactions import all_or_nothing
 from ..sql.values import LeaseKind
 from .connection_cleanup import BrokenSessions
 from .pools import Pools

@@ -13,7 +13,7 @@ from django.test import override_settings
 import django_outbox as outbox
 from django_outbox import doorbell
 from django_outbox.sql import engine_connection
-from django_outbox.sql.postgresql.notify import listen
+from django_outbox.sql.postgresql_server import listen
 from tests.reach.children import Site, workers_show
 from tests.table import PLACED, insert, listening, write
 from tests.test_doorbell import FAR, bells, ears, listeners, needs_postgres, rings_at

@@ -15,9 +15,8 @@ from django.test import override_settings
 
 from django_outbox import DuplicateEvent, Event, write, write_many
 from django_outbox.models import OutboxEvent, OutboxStream
-from django_outbox.sql import dialect_of
-from django_outbox.sql.base import insert as inserting
-from django_outbox.sql.base import sequence_numbers
+from django_outbox.sql import dialect_of, sequence_numbers
+from django_outbox.sql import insert as inserting
 from tests.databases import vendor
 from tests.sessions import waiters
 from tests.table import claim, elsewhere, in_thread, listening, now, row

@@ -16,7 +16,7 @@ from django_outbox.listeners.outcomes import DONE, Decision, Status
 from django_outbox.models import OutboxEvent, OutboxPause, OutboxStream
 from django_outbox.queue_settings import MAX_QUEUES
 from django_outbox.sql import dialect_of, engine_connection
-from django_outbox.sql.postgresql.upkeep import PLANS
+from django_outbox.sql.postgresql_server import PLANS
 from django_outbox.sql.values import Branch, Found, LeaseKind, RescueState, StreamQuery
 from django_outbox.worker import pauses
 from django_outbox.worker.pauses import KnownPauses

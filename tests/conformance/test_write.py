@@ -17,7 +17,7 @@ from django_outbox.inbox import once
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent, OutboxInbox, OutboxStream
 from django_outbox.sql import dialect_of
-from django_outbox.sql.base import insert as inserting
+from django_outbox.sql import insert as inserting
 from tests.table import now
 from tests.test_write import NOON, events, queries, rows, undone
 from tests.testapp.models import Order

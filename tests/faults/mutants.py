@@ -48,7 +48,7 @@ MUTANTS = (
         scenario="pause",
         edits=[
             (
-                "sql/base/statements.py",
+                "sql/statements.py",
                 'mine = "{0}.locked_by = %s AND {0}.locked_at " + lease',
                 "mine = f\"%s <> '' AND (1 = 1 OR {{0}}.locked_at {lease})\"",
             )
@@ -61,15 +61,11 @@ MUTANTS = (
         scenario="ordered",
         edits=[
             (
-                "sql/postgresql/streams.py",
+                "sql/postgresql.py",
                 "AND status IN {statuses}{due} ORDER BY e.seq LIMIT %s",
                 "AND status IN {statuses}{due} ORDER BY e.occurred_at LIMIT %s",
             ),
-            (
-                "sql/postgresql/streams.py",
-                "ORDER BY s.stream, e.seq",
-                "ORDER BY s.stream, e.occurred_at",
-            ),
+            ("sql/postgresql.py", "ORDER BY s.stream, e.seq", "ORDER BY s.stream, e.occurred_at"),
         ],
     ),
     Mutant(  # a fair one: what failed, was deferred or held by a lost worker is found as before
@@ -79,7 +75,7 @@ MUTANTS = (
         scenario="calm",
         edits=[
             (
-                "sql/postgresql/claim.py",
+                "sql/postgresql.py",
                 """\
         wanted, params = self._wanted(claim)
 """,
@@ -91,7 +87,7 @@ MUTANTS = (
 """,
             ),
             (
-                "sql/postgresql/claim.py",
+                "sql/postgresql.py",
                 """\
         rows.sort(key=lambda row: (row[-3], row[0]))
 """,
@@ -109,7 +105,7 @@ MUTANTS = (
         scenario="rollback",
         edits=[
             (
-                "sql/postgresql/claim.py",
+                "sql/postgresql.py",
                 "[claim.me, claim.lease]",
                 "[claim.me, claim.lease if claim.ids is None else -1.0]",
             )
@@ -122,7 +118,7 @@ MUTANTS = (
         scenario="skew",
         edits=[
             (
-                "sql/postgresql/__init__.py",
+                "sql/postgresql.py",
                 """\
     now = "statement_timestamp()"
     now_plus = "statement_timestamp() + %s * interval '1 second'"
@@ -146,7 +142,7 @@ MUTANTS = (
         without="a stream is given back only if nothing was written since it was read",
         database="postgres",
         scenario="ordered",
-        edits=[("sql/base/streams.py", "e.seq = COALESCE(NULLIF(v.seq, -1), e.seq)", "1 = 1")],
+        edits=[("sql/streams.py", "e.seq = COALESCE(NULLIF(v.seq, -1), e.seq)", "1 = 1")],
     ),
     Mutant(
         name="claims at REPEATABLE READ",
@@ -155,12 +151,12 @@ MUTANTS = (
         scenario="calm",
         edits=[
             (
-                "sql/mysql/upkeep.py",
+                "sql/mysql_server.py",
                 '"isolation_level": "read committed"}',
                 '"isolation_level": "repeatable read"}',
             ),
             (
-                "sql/base/claim.py",
+                "sql/claim.py",
                 """\
         seen, cut = self._select_due(claim)
         rows = self._lease(claim, seen)
@@ -185,9 +181,7 @@ MUTANTS = (
         without="an event that takes its workers along is given up",
         database="postgres",
         scenario="poison",
-        edits=[
-            ("sql/base/claim.py", "rescues = e.rescues + CASE", "rescues = e.rescues + 0 * CASE")
-        ],
+        edits=[("sql/claim.py", "rescues = e.rescues + CASE", "rescues = e.rescues + 0 * CASE")],
     ),
     Mutant(
         name="no heartbeat",
@@ -221,7 +215,7 @@ MUTANTS = (
         scenario="deploys",
         edits=[
             (
-                "sql/base/claim.py",
+                "sql/claim.py",
                 'f"{due}locked_by = NULL, locked_at = NULL"',
                 'f"{due}locked_by = NULL, locked_at = NULL, rescues = rescues + 1"',
             )
@@ -307,7 +301,7 @@ MUTANTS = (
 """,
             ),
             (
-                "sql/base/statements.py",
+                "sql/statements.py",
                 'mine = "{0}.locked_by = %s AND {0}.locked_at " + lease',
                 'mine = f"{{0}}.locked_by = %s AND (1 = 1 OR {{0}}.locked_at {lease})"',
             ),
@@ -370,11 +364,7 @@ MUTANTS = (
         database="postgres",
         scenario="queues",
         edits=[
-            (
-                "sql/base/streams.py",
-                "queue = COALESCE(NULLIF(v.queue, ''), e.queue)",
-                "queue = e.queue",
-            )
+            ("sql/streams.py", "queue = COALESCE(NULLIF(v.queue, ''), e.queue)", "queue = e.queue")
         ],
     ),
     Mutant(

@@ -18,17 +18,17 @@ OWN = (
     Broken(
         name="a release that ends any lease of its worker",
         kind="stalled releases",
-        edits=[("sql/base/streams.py", "AND e.locked_at = v.locked_at", "")],
+        edits=[("sql/streams.py", "AND e.locked_at = v.locked_at", "")],
     ),
     Broken(
         name="a settle that ends any lease of its worker",
-        edits=[("sql/base/settle.py", '("= v.locked_at", [])', '("IS NOT NULL", [])')],
+        edits=[("sql/settle.py", '("= v.locked_at", [])', '("IS NOT NULL", [])')],
     ),
     Broken(
         name="a DONE, a release or a renewal of any lease of its worker",
         edits=[
             (
-                "sql/base/statements.py",
+                "sql/statements.py",
                 'f"IN ({marks(instants)})"',
                 "f\"<> '' OR '' IN ({marks(instants)})\"",
             )
@@ -37,7 +37,7 @@ OWN = (
     Broken(
         name="a repeated settle that counts twice",
         kind="lost answers",
-        edits=[("sql/base/settle.py", "e.attempts = v.attempts AND {", "{")],
+        edits=[("sql/settle.py", "e.attempts = v.attempts AND {", "{")],
     ),
     Broken(
         name="a claim's deadline from the end of its statement",
@@ -98,7 +98,7 @@ OWN = (
     ),
     Broken(
         name="a write that does not wake its stream",
-        edits=[("sql/base/sequence_numbers.py", '"COALESCE({row}due_at, {now})"', '"{row}due_at"')],
+        edits=[("sql/sequence_numbers.py", '"COALESCE({row}due_at, {now})"', '"{row}due_at"')],
     ),
     Broken(
         name="a replay that does not wake its stream",
@@ -115,7 +115,7 @@ OWN = (
         name="a claim that ignores the due time",
         edits=[
             (
-                "sql/base/claim.py",
+                "sql/claim.py",
                 "AND {self.unindexed}{table.due} <= %s",
                 "AND {self.unindexed}{table.due} <= {'' if table is STREAMS else '9||'}%s",
             )
@@ -125,7 +125,7 @@ OWN = (
         name="a claim of streams that ignores the due time",
         edits=[
             (
-                "sql/base/claim.py",
+                "sql/claim.py",
                 "AND {self.unindexed}{table.due} <= %s",
                 "AND {self.unindexed}{table.due} <= {'' if table is EVENTS else '9||'}%s",
             )
@@ -145,9 +145,7 @@ OWN = (
     Broken(
         name="no count of rescues of rows",
         kind="poison",
-        edits=[
-            ("sql/base/claim.py", "rescues = e.rescues + CASE", "rescues = e.rescues + 0 * CASE")
-        ],
+        edits=[("sql/claim.py", "rescues = e.rescues + CASE", "rescues = e.rescues + 0 * CASE")],
     ),
     Broken(
         name="no count of rescues before a start",
@@ -182,7 +180,7 @@ OWN = (
     ),
     Broken(
         name="later events of a key first",
-        edits=[("sql/base/streams.py", "ORDER BY seq LIMIT %s", "ORDER BY seq DESC LIMIT %s")],
+        edits=[("sql/streams.py", "ORDER BY seq LIMIT %s", "ORDER BY seq DESC LIMIT %s")],
     ),
     Broken(
         name="a stream that goes on after a failure",

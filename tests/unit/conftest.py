@@ -15,7 +15,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_outbox import clocks
 from django_outbox.sql import DIALECTS
-from django_outbox.sql.base.dialect import Dialect
+from django_outbox.sql.dialect import Dialect
 from tests.unit.scripted import SCRIPTED, Clock
 
 

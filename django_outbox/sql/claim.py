@@ -6,9 +6,10 @@ import logging
 from collections.abc import Collection, Sequence
 from datetime import datetime
 
-from ...events import stored_instant
-from ...queue_settings import MAX_QUEUES
-from ..values import (
+from ..events import stored_instant
+from ..queue_settings import MAX_QUEUES
+from .statements import Statements
+from .values import (
     EVENTS,
     SQL,
     STREAMS,
@@ -26,7 +27,6 @@ from ..values import (
     instants,
     to_database,
 )
-from .statements import Statements
 
 # A claim counts the workers that an event was lost with; the parameter is the claimer.
 COUNT_RESCUE = (

@@ -1,4 +1,4 @@
-"""MySQL and MariaDB: upkeep, searches for dead events, and the engine's connections."""
+"""MySQL and MariaDB: questions to the server, searches for dead events, engine connections."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 from django.db import OperationalError
 from django.db.models.expressions import RawSQL
 
-from ...conf import index_name, table_name
-from ..base.inspection import Inspection, condition
-from ..base.upkeep import Upkeep
-from ..values import PRIMARY_KEYS, marks
+from ..conf import index_name, table_name
+from .inspection import Inspection, condition
+from .upkeep import Upkeep
+from .values import PRIMARY_KEYS, marks
 
 ALWAYS = {
     "outbox_event": "status >= 0",
@@ -26,7 +26,7 @@ NO_SUCH_TABLE = 1146
 IDLE = 10  # seconds that a transaction of an engine thread may be idle
 
 
-class MySQLUpkeep(Upkeep, Inspection):
+class MySQLServer(Upkeep, Inspection):
     shared_lock = " LOCK IN SHARE MODE"  # MySQL 8 knows FOR SHARE, MariaDB does not
 
     def delete(self, table: str, *, ids: Sequence[Any]) -> int:

@@ -8,10 +8,10 @@ from typing import Any
 
 from django.db import transaction
 
-from ...listeners.history import Entry, addition
-from ...listeners.outcomes import DONE, Status
-from ..values import DECIDED, Column, Ending, LeaseKind, Leases, instants, plain
+from ..listeners.history import Entry, addition
+from ..listeners.outcomes import DONE, Status
 from .claim import EventLeases
+from .values import DECIDED, Column, Ending, LeaseKind, Leases, instants, plain
 
 
 class Settling(EventLeases):

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from ...events import stored_instant
-from ..values import EVENTS, POSTPONED_FOR, PRIMARY_KEYS, DueRow, OpenBreaker, Pauses, to_database
+from ..events import stored_instant
 from .claim import EventLeases
 from .insert import Inserting
 from .transactions import single_transaction
+from .values import EVENTS, POSTPONED_FOR, PRIMARY_KEYS, DueRow, OpenBreaker, Pauses, to_database
 
 
 class Upkeep(EventLeases, Inserting):

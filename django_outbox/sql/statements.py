@@ -9,9 +9,9 @@ from typing import Any
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ...conf import table_name
-from ...events import stored_instant
-from ..values import (
+from ..conf import table_name
+from ..events import stored_instant
+from .values import (
     PRIMARY_KEYS,
     SQL,
     Column,

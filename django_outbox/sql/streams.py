@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from ...events import stored_instant, unrouted
-from ..values import (
+from ..events import stored_instant, unrouted
+from .claim import EventLeases
+from .values import (
     KEYED,
     SQL,
     STREAMS,
@@ -22,7 +23,6 @@ from ..values import (
     StreamRows,
     instants,
 )
-from .claim import EventLeases
 
 TOGETHER = 50  # SELECTs in a UNION: with more, each costs twice as much to plan
 SEQ, STREAM = KEYED.index("seq"), KEYED.index("stream")

@@ -1,19 +1,28 @@
-"""PostgreSQL: leases of events. Each operation is one statement, which skips locked rows."""
+"""PostgreSQL: one statement per claim, array parameters and SKIP LOCKED."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import chain
-from typing import Any
+from typing import Any, ClassVar
+from weakref import WeakSet
 
+from django.db import transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ...conf import CENTURY
-from ..base.claim import COUNT_RESCUE, EventLeases
-from ..values import (
+from ..conf import CENTURY
+from ..events import UNROUTED_LANE
+from .claim import COUNT_RESCUE
+from .dialect import Dialect
+from .insert import Written, lane_places, own_places
+from .postgresql_server import PostgreSQLServer
+from .sequence_numbers import Places, due_of_followers
+from .values import (
     DUE,
     EVENTS,
     INSTANTS,
+    KEYED,
     PAYLOAD,
     PRIMARY_KEYS,
     QUEUE,
@@ -23,6 +32,8 @@ from ..values import (
     Column,
     Leases,
     Row,
+    StreamQuery,
+    StreamRows,
     claimed,
     instant,
 )
@@ -33,7 +44,13 @@ MOST_BYTES = 2**31 - 1  # of payload text, where a claim has no limit
 UNFLUSHED = "(SELECT set_config('synchronous_commit', 'off', true)) unflushed"
 
 
-class PostgresEventLeases(EventLeases):
+class PostgreSQL(PostgreSQLServer, Dialect):
+    now = "statement_timestamp()"
+    now_plus = "statement_timestamp() + %s * interval '1 second'"
+    now_micros = "(extract(epoch FROM statement_timestamp()) * 1000000)::bigint"
+    owned_by_key = " OFFSET 0"  # keeps the planner from making the subquery a join
+    _read_committed: ClassVar[WeakSet[Any]] = WeakSet()  # driver connections at this level
+
     def claim(self, claim: Claim) -> Claimed:
         table, new = claim.table, [claim.me, claim.lease]
         changes = f"locked_by = %s, locked_at = {self.now}, {table.due} = {self.now_plus}"
@@ -166,6 +183,61 @@ class PostgresEventLeases(EventLeases):
     def _any_of(self, leases: Leases) -> SQL:
         instants = {instant(each, self.connection) for each in {*leases.values()}}
         return "= ANY(%s::timestamptz[])", [[*instants]]
+
+    @contextmanager
+    def read_committed(self) -> Iterator[None]:
+        outermost = not self.connection.in_atomic_block
+        with transaction.atomic(using=self.connection.alias):
+            if outermost and self.connection.connection not in self._read_committed:
+                self._make_read_committed()
+            yield
+
+    def _make_read_committed(self) -> None:
+        """Set the level before the transaction reads; remember connections that begin with it."""
+        if self._rows("SHOW transaction_isolation")[0][0] == "read committed":
+            self._read_committed.add(self.connection.connection)
+        else:
+            self._run("SET TRANSACTION ISOLATION LEVEL READ COMMITTED", [])
+
+    def _places(self, rows: Sequence[Written]) -> tuple[SQL, list[SQL]]:
+        """Number a single event in the statement that inserts it."""
+        event = rows[0][0]
+        if event.key is None or len(rows) > 1 or lane_places([event]):
+            return super()._places(rows)
+        upsert, params = self._upsert(own_places([event]), due=due_of_followers())
+        return (f"WITH s AS ({upsert} RETURNING seq) ", params), [("(SELECT seq FROM s)", [])]
+
+    def _number(self, places: Places) -> Mapping[str, int]:
+        upsert, params = self._upsert(places, due=due_of_followers())
+        return dict(self._rows(f"{upsert} RETURNING stream, seq", params))
+
+    def read_streams(self, read: StreamQuery) -> list[StreamRows]:
+        # In one snapshot, but never in the claim's, which is older than its locks.
+        statuses = "(0, 2, 3)" if read.dead_too else "(0, 2)"
+        due = f" AND (status <> 2 OR deliver_at <= {self.now})" if read.only_due_retries else ""
+        until = self._routed_until(f"'{UNROUTED_LANE}:' || s.key")
+        leased_at, instants = self._any_of(read.streams)
+        rows = self._rows(
+            f"""SELECT s.stream, s.seq, {utc(self.now)}, {self._columns(KEYED, "e.")},
+                e.routed_until
+            FROM {self._stream} s LEFT JOIN LATERAL (
+                SELECT {", ".join(KEYED)}, {until} AS routed_until FROM {self._event} e
+                WHERE e.stream = s.stream AND status IN {statuses}{due} ORDER BY e.seq LIMIT %s
+            ) e ON true
+            WHERE s.stream = ANY(%s) AND s.locked_by = %s AND s.locked_at {leased_at}
+            ORDER BY s.stream, e.seq""",
+            [read.limit, [*read.streams], read.me, *instants],
+        )
+        found: dict[str, StreamRows] = {}
+        for name, seq, now, *row in rows:
+            stream = found.setdefault(name, StreamRows(name, seq, now))
+            if row[0] is not None:
+                stream.rows.append(tuple(row))
+        return [*found.values()]
+
+    def _released(self, statement: SQL, me: str, streams: Sequence[str]) -> set[str]:
+        rows = self._rows(f"{statement[0]} RETURNING e.stream", statement[1])
+        return {row[0] for row in rows}
 
 
 def as_table(

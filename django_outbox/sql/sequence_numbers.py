@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ...conf import current
-from ...events import split_stream
-from ...queue_settings import DEFAULT_QUEUE
-from ..values import marks
+from ..conf import current
+from ..events import split_stream
+from ..queue_settings import DEFAULT_QUEUE
 from .statements import Statements
+from .values import marks
 
 # A stream, how many numbers it needs, and the queue of its first new event; None: it gets none.
 Place = tuple[str, int, str | None]

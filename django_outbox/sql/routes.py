@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...events import SLOT_PREFIX, slot_of
-from ...listeners.queues import Route
-from ..values import LeaseKind, Leases, Row
+from ..events import SLOT_PREFIX, slot_of
+from ..listeners.queues import Route
 from .settle import Settling
+from .values import LeaseKind, Leases, Row
 
 # What a further row has of the row that it is made from.
 COPIED = (

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ...listeners.outcomes import COALESCED
-from ..values import FULL, INSTANTS, SQL, Row, instant
+from ..listeners.outcomes import COALESCED
 from .inspection import Inspection
 from .streams import StreamLeases
+from .values import FULL, INSTANTS, SQL, Row, instant
 
 MOST_ROWS = 1000  # of a slot that one statement reads, or that one ends
 # Neither leased nor postponed by a pause; no suspect either, which is claimed alone.

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ...events import Event, slot_of, stream_of
-from ...listeners.queues import UNROUTED, Route, receipt_of, routes_of_new, row_id
-from ...queue_settings import DEFAULT_QUEUE
-from ..values import SQL, to_database, to_text
+from ..events import Event, slot_of, stream_of
+from ..listeners.queues import UNROUTED, Route, receipt_of, routes_of_new, row_id
+from ..queue_settings import DEFAULT_QUEUE
 from .sequence_numbers import Place, SequenceNumbers
+from .values import SQL, to_database, to_text
 
 STATEMENT_BYTES = 4 * 1024 * 1024  # above max_allowed_packet, MariaDB drops the connection
 PARAMS_PER_ROW = 19

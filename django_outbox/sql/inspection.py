@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 from django.db.models import BooleanField
 from django.db.models.expressions import RawSQL
 
-from ...events import stored_instant
-from ..values import EVENTS, SQL, STREAMS, to_database
+from ..events import stored_instant
 from .claim import EventLeases
+from .values import EVENTS, SQL, STREAMS, to_database
 
 # SQLite uses a partial index only if a query repeats its condition word for word.
 INDEXED = "status IN (0, 2, 3)"
