@@ -178,8 +178,9 @@ def change_waiting(rows: OutboxQuerySet, change: Change, signal: Signal | None =
     """
     alias, pending = rows._write_alias(), rows.pending()
     with transaction.atomic(using=alias):
-        count = change(pending.filter(ALONE, locked_by=None))
-        count += in_streams(pending, lambda batch: change(in_free_streams(batch)))
+        # Streams first: MySQL locks every row that it reads here, also those of streams.
+        count = in_streams(pending, lambda batch: change(in_free_streams(batch)))
+        count += change(pending.filter(ALONE, locked_by=None))
         if count and signal is not None:
             sent = partial(announce, signal, sender=alias, count=count)
             transaction.on_commit(sent, using=alias, robust=True)

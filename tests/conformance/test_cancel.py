@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from django.db import connection, transaction
 from django.db.models.signals import pre_delete
+from django.test.utils import CaptureQueriesContext
 
 import django_outbox as outbox
 from django_outbox.listeners.outcomes import Status
@@ -125,6 +126,19 @@ def test_of_a_stream_that_a_worker_has_nothing_is_changed(change: Callable[..., 
     OutboxStream.objects.update(locked_by="w", locked_at=now())
     assert change(event_id=event_id) == 0
     assert row(event_id).deliver_at is None
+
+
+def test_a_stream_is_locked_before_the_events_in_it() -> None:
+    """So two that change the same event wait for each other instead of deadlocking."""
+    event_id = OutboxEvent.objects.get(pk=keyed("k")[0]).event_id
+    with CaptureQueriesContext(connection) as said:
+        assert outbox.reschedule(event_id=event_id, deliver_after=60) == 1
+    locking = [
+        each["sql"]
+        for each in said
+        if each["sql"].startswith(("INSERT", "UPDATE", "DELETE")) or "FOR UPDATE" in each["sql"]
+    ]
+    assert "outbox_stream" in locking[0]
 
 
 def test_a_stream_from_which_something_is_cancelled_has_a_new_version() -> None:

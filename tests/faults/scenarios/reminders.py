@@ -51,7 +51,7 @@ def reminders(rig: Rig) -> None:
     rig.settle_down()
     rig.nothing_disturbed(locked=True)
     if rig.server is not None:
-        rig.measure("deadlocks", deadlocks() - before + rig.met["deadlocks"], most=0)
+        rig.measure("deadlocks", deadlocks() - before, most=0)
     measure_changes(rig, delay, len(strikes))
 
 
