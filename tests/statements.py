@@ -152,9 +152,9 @@ def calls() -> dict[str, tuple[Callable[[Any], object], list[list[tuple[Any, ...
         "release each as it was": (named("unclaim", me="w", due=given), []),
         "release streams": (named("release_streams", me="w", streams=release), [[("s", None)]]),
         "hand streams back": (named("hand_back_streams", me="w", leases=LEASES, after=1.0), []),
-        "settle as done": (named("settle_done", me="w", leases=LEASES), []),
-        "settle as done, with a key": (named("settle_done", me="w", leases=LEASES, **keyed), []),
-        "delete what is done": (named("delete_done", me="w", leases=LEASES), []),
+        "settle as done": (named("settle_done", me="w", ids=["a", "b"]), []),
+        "settle as done, with a key": (named("settle_done", me="w", ids=["a", "b"], **keyed), []),
+        "delete what is done": (named("delete_done", me="w", ids=["a", "b"]), []),
         "settle": (named("settle", me="w", endings=endings), []),
         "settle, with a key": (named("settle", me="w", endings=endings, **keyed), []),
         "route rows": (

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 from django.db import transaction
 
@@ -28,44 +27,47 @@ class Settling(EventLeases):
     ) -> int:
         """Write decisions of any kind; return how many rows ``me`` still held."""
         # Of ``done``, only the rows' ends are to be written, or the rows are deleted.
-        done: dict[str, Any] = {}
+        done: list[str] = []
         others: list[Ending] = []
         for each in endings:
             decision = each.decision
             if decision is DONE or (delete_done and decision.status is Status.DONE):
-                done[each.id] = each.locked_at
+                done.append(each.id)
             else:
                 others.append(each)
         count = 0
         if done and delete_done:
-            count = self.delete_done(me=me, leases=done, kind=kind)
+            count = self.delete_done(me=me, ids=done, kind=kind)
         if count < len(done):
-            count += self.settle_done(me=me, leases=done, kind=kind)
+            count += self.settle_done(me=me, ids=done, kind=kind)
         for start in range(0, len(others), self.rows_at_once):
             some = others[start : start + self.rows_at_once]
             count += self.settle(me=me, endings=some, kind=kind)
         return count
 
-    def settle_done(self, *, me: str, leases: Leases, kind: LeaseKind = LeaseKind.ROW) -> int:
+    def settle_done(self, *, me: str, ids: Collection[str], kind: LeaseKind = LeaseKind.ROW) -> int:
         """Mark rows DONE; return how many ``me`` still held. Repeating it changes nothing.
 
-        One of these leases is enough for each row: whatever ran by an older one of its own is done.
+        Any lease of ``me`` will do: the listener has run, and a claim of this worker may have
+        leased the row anew while it did.
         """
-        held, params = self._held(me, leases, kind)
+        one_of, given = self._one_of(ids)
+        fence, params = self._fence(me, None, kind)
         return self._run(
             f"""UPDATE {self._event_by_id} SET status = 1, done_at = {self.now},
                 available_at = NULL, locked_by = NULL, locked_at = NULL
-            WHERE {held}""",
-            params,
+            WHERE {one_of} AND {fence}""",
+            [*given, *params],
         )
 
-    def delete_done(self, *, me: str, leases: Leases, kind: LeaseKind = LeaseKind.ROW) -> int:
+    def delete_done(self, *, me: str, ids: Collection[str], kind: LeaseKind = LeaseKind.ROW) -> int:
         """Delete rows that are done; keep those with a unique key, which must stay reserved."""
-        held, params = self._held(me, leases, kind)
+        one_of, given = self._one_of(ids)
+        fence, params = self._fence(me, None, kind)
         return self._run(
             f"""DELETE {self.deleted_by_id.format(self._event)}
-            WHERE {held} AND unique_key IS NULL""",
-            params,
+            WHERE {one_of} AND {fence} AND unique_key IS NULL""",
+            [*given, *params],
         )
 
     def settle(self, *, me: str, endings: Sequence[Ending], kind: LeaseKind = LeaseKind.ROW) -> int:

@@ -110,14 +110,15 @@ class Statements(ABC):
         params = [value for _, some in given for value in some]
         return " AND ".join(["queue = %s", *(sql for sql, _ in given)]), [queue, *params]
 
-    def _fence(self, me: str, leased_at: SQL, kind: LeaseKind = LeaseKind.ROW) -> SQL:
+    def _fence(self, me: str, leased_at: SQL | None, kind: LeaseKind = LeaseKind.ROW) -> SQL:
         """Return the condition that ``me`` leases the row ``e``, unsettled, by the lease it got.
 
         A worker that has lost a lease changes nothing, even if it has leased the row anew.
-        ``leased_at`` follows ``locked_at``.
+        ``leased_at`` follows ``locked_at``; without it, any lease of ``me`` will do.
         """
-        lease, params = leased_at
-        mine = "{0}.locked_by = %s AND {0}.locked_at " + lease
+        mine, params = "{0}.locked_by = %s", list[Any]()
+        if leased_at is not None:
+            mine, params = f"{mine} AND {{0}}.locked_at {leased_at[0]}", leased_at[1]
         if kind is LeaseKind.STREAM:
             # EXISTS, because a join would wait for streams that writers lock.
             mine = (

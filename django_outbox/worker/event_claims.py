@@ -54,6 +54,7 @@ class EventClaims:
     def claim(self, claim: Claim, hot: Mapping[str, Event] | None = None) -> Claimed:
         """Make a claim; ``hot`` has the events that this process offered, by id."""
         deadline = self._held.deadline(monotonic())
+        self._held.begin_claim()
         connection = self._connect()
         found = dialect_of(connection).claim(claim)
         by_id, now = hot or {}, monotonic()

@@ -14,7 +14,7 @@ from typing import Generic, NamedTuple, TypeVar
 from ..clocks import monotonic
 from ..delivery.lease import Lease
 from ..events import Event
-from ..listeners.outcomes import Decision
+from ..listeners.outcomes import Decision, Status
 from .wakeup import Wakeup
 
 T = TypeVar("T")
@@ -164,6 +164,7 @@ class Held:
         self.lease = lease  # seconds
         self._leases: dict[str, Lease] = {}
         self._loads: dict[str, Load] = {}
+        self._ended: set[str] | None = None  # ids of what ended as done during a claim
         self.settle_waiters = 0  # threads that wait for a settle
         self.lock = threading.RLock()  # guards all of these, and every lease's deadline
         self.changed = threading.Condition(self.lock)  # entering it takes twice as long
@@ -180,17 +181,25 @@ class Held:
         """Return until when a lease requested at ``since`` is certainly ours (both monotonic)."""
         return since + SAFE_PART * self.lease
 
+    def begin_claim(self) -> None:
+        """Note from now on what ends as done, until the answer of a claim is added."""
+        self._ended = set()
+
     def add(self, leases: Iterable[Lease]) -> list[Lease]:
         """Add leases; return the new ones. If we have a lease already, the claim only renewed it.
 
-        A row that we did not own is new: it was settled and became due again before its old lease
-        was dropped. Unless a lost worker had it meanwhile, and our own call goes on.
+        So it did if the row has ended as done since the claim began. A row that we did not own is
+        new: it was settled and became due again before its old lease was dropped. Unless a lost
+        worker had it meanwhile, and our own call goes on.
         """
         new = []
         load, queue = None, ""  # of the lease before
         with self.lock:
+            ended, self._ended = self._ended, None
             for lease in leases:
                 known = self._leases.get(lease.id)
+                if ended and lease.renewal and lease.id in ended:
+                    continue
                 if known is None or not (lease.renewal or goes_on(known, lease)):
                     if known is not None:
                         self.load(known.queue).count(known, -1)
@@ -216,6 +225,14 @@ class Held:
                     load.held -= 1
                     load.payload_bytes -= lease.payload_bytes
             self.changed.notify_all()
+
+    def drop_settled(self, part: Iterable[tuple[Lease, Decision]]) -> None:
+        """Remove leases whose decisions are settled."""
+        with self.lock:
+            if self._ended is not None:
+                done = Status.DONE
+                self._ended.update(lease.id for lease, each in part if each.status is done)
+            self.drop(lease for lease, _ in part)
 
     def to_renew(self, now: float) -> list[Lease]:
         """Return the leases of rows (not streams) that are older than a third of their length."""

@@ -164,7 +164,7 @@ class Settler:
         self._unsettled = without(self._unsettled, part)
         if part[0][0].kind is LeaseKind.STREAM:
             self._streams.settled(part)
-        self._held.drop(lease for lease, _ in part)
+        self._held.drop_settled(part)
         self.settled += len(part)
         delays = [each.delay for lease, each in part if each.delay is not None and not lease.stream]
         if delays:

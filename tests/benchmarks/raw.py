@@ -51,14 +51,10 @@ def same(driver: Any) -> Steps:
     """Return how the worker claims and settles."""
     dialect = DIALECTS[connection.vendor](Bare(driver))  # type: ignore[arg-type]
     wanted = Claim(me=ME, lease=LEASE, branches=[Branch("default", BATCH)])
-    leases: dict[str, Any] = {}
-
-    def claim() -> list[str]:
-        leases.clear()
-        leases.update((row[0], row[-1]) for row in dialect.claim(wanted).rows)
-        return [*leases]
-
-    return claim, lambda ids: dialect.settle_done(me=ME, leases=leases)
+    return (
+        lambda: [row[0] for row in dialect.claim(wanted).rows],
+        lambda ids: dialect.settle_done(me=ME, ids=ids),
+    )
 
 
 def best(driver: Any) -> Steps:

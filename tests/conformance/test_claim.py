@@ -371,7 +371,7 @@ def test_a_hand_back_clears_the_owner_and_counts_nothing(after: float | None) ->
     mine, other, done = insert(3, attempts=1, rescues=1)
     claim("me", ids=[mine, done])
     claim("other", ids=[other])
-    dialect().settle_done(me="me", leases=leases([done]))
+    dialect().settle_done(me="me", ids=[done])
     ids = [mine, other, done]
     assert dialect().release(me="me", leases=leases(ids), after=after) == 1
     after_it = row(mine)
@@ -562,8 +562,8 @@ def test_no_statement_reads_or_sorts_the_whole_table(due_among_many: list[str]) 
         "lost": lambda: claim(limit=20, state=RescueState.LOST, at=now()),
         "left behind": lambda: lost_events(limit=2000),
         "next due": next_due,
-        "done": lambda: dialect().settle_done(me="me", leases=held),
-        "delete": lambda: dialect().delete_done(me="me", leases=held),
+        "done": lambda: dialect().settle_done(me="me", ids=[*held]),
+        "delete": lambda: dialect().delete_done(me="me", ids=[*held]),
         "settle": lambda: dialect().settle(me="me", endings=retries),
         "release": lambda: dialect().release(me="me", leases=held),
         "renew": lambda: dialect().renew(me="me", leases=held, lease=9),
@@ -585,7 +585,7 @@ def test_statements_of_every_length_do_not_pile_up() -> None:
         before, clock = kept(), now()
         for length in range(1, 101):
             held = {f"{number}": clock for number in range(length)}
-            dialect_of(own).settle_done(me="me", leases=held)
+            dialect_of(own).settle_done(me="me", ids=[*held])
         assert 0 < kept() - before <= 40
     finally:
         own.close()

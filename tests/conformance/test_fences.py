@@ -55,9 +55,8 @@ def routed(d: Any, each: str, at: Any, **kind: Any) -> Any:
     return d.route_rows(me="me", leases=held, route=ROUTE, receipt="r", **kind)
 
 
+DONE_BY: dict[str, Any] = {"done": settled(DONE), "deleted": settled(DONE, delete_done=True)}
 EITHER: dict[str, Any] = {
-    "done": settled(DONE),
-    "deleted": settled(DONE, delete_done=True),
     "retried": settled(RETRY),
     "dead": settled(DEAD),
     "noted in the history": noted,
@@ -127,6 +126,22 @@ def test_the_row_of_a_key_is_changed_only_by_the_present_lease_of_its_stream(nam
         _, leased_at = leased_stream()
         event_id = OutboxEvent.objects.get().pk
         only_by_the_present_lease(KEYED[name], event_id, leased_at, kind=LeaseKind.STREAM)
+
+
+@cases("name", DONE_BY, ids=DONE_BY)
+def test_what_is_done_is_settled_whichever_of_its_leases_the_worker_has_now(name: str) -> None:
+    """A claim of this worker may have leased the row anew while its listener ran."""
+    for kind, leased in ((LeaseKind.ROW, leased_event), (LeaseKind.STREAM, leased_stream)):
+        with undone():
+            _, leased_at = leased()
+            event_id = OutboxEvent.objects.get().pk
+            before = tables()
+            given = [Ending(event_id, leased_at, 0, DONE)]
+            more = {"delete_done": name == "deleted", "kind": kind}
+            assert not dialect().settle_all(me="another", endings=given, **more)
+            assert tables() == before
+            old = leased_at - timedelta(seconds=30)
+            assert DONE_BY[name](dialect(), event_id, old, kind=kind) == 1
 
 
 @cases("name", STREAMS, ids=STREAMS)

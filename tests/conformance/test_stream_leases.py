@@ -660,7 +660,6 @@ def test_no_statement_reads_or_sorts_the_whole_table(streams_among_many: Sequenc
     ids = [*OutboxEvent.objects.filter(key__in=some).values_list("pk", flat=True)]
     retries = endings((event_id, RETRY) for event_id in ids)
     held, streams = leases(ids), stream_leases(names(*due[:20]))
-    stream_hold = {"me": "me", "leases": held, "kind": LeaseKind.STREAM}
     given = releases(*((each, 1, None) for each in streams))
     works: dict[str, Callable[[], object]] = {
         "claim": lambda: take(limit=20),
@@ -668,7 +667,7 @@ def test_no_statement_reads_or_sorts_the_whole_table(streams_among_many: Sequenc
         "read": lambda: (take(), read(*some, limit=30)),
         "read dead too": lambda: (take(), read(*some, limit=30, dead_too=True)),
         "read due": lambda: (take(), read(*due[:20], limit=30, only_due_retries=True)),
-        "done": lambda: dialect().settle_done(**stream_hold),
+        "done": lambda: dialect().settle_done(me="me", ids=[*held], kind=LeaseKind.STREAM),
         "settle": lambda: dialect().settle(me="me", endings=retries, kind=LeaseKind.STREAM),
         "start": lambda: dialect().note_starts(me="me", leases=held),
         "release": lambda: dialect().release_streams(me="me", streams=given),

@@ -47,11 +47,12 @@ MUTANTS = (
         database="postgres",
         scenario="pause",
         edits=[
+            ("sql/statements.py", '"{0}.locked_by = %s", list', "\"%s <> ''\", list"),
             (
                 "sql/statements.py",
-                'mine = "{0}.locked_by = %s AND {0}.locked_at " + lease',
-                "mine = f\"%s <> '' AND (1 = 1 OR {{0}}.locked_at {lease})\"",
-            )
+                'f"{mine} AND {{0}}.locked_at {leased_at[0]}"',
+                'f"{mine} AND (1 = 1 OR {{0}}.locked_at {leased_at[0]})"',
+            ),
         ],
     ),
     Mutant(
@@ -299,11 +300,6 @@ MUTANTS = (
             raise CallAbandoned  # but it has committed
         return answer
 """,
-            ),
-            (
-                "sql/statements.py",
-                'mine = "{0}.locked_by = %s AND {0}.locked_at " + lease',
-                'mine = f"{{0}}.locked_by = %s AND (1 = 1 OR {{0}}.locked_at {lease})"',
             ),
         ],
     ),

@@ -324,6 +324,11 @@ OWN = (
         edits=[("worker/coalescing.py", "if each in mine), len(ids))", "if False), -1)")],
     ),
     Broken(
+        name="a claim that brings back what was done meanwhile",
+        kind="slots",
+        edits=[("worker/queues.py", "if ended and lease", "if False and lease")],
+    ),
+    Broken(
         name="a log handler that ends the thread that it fails",
         kind="faulty places",
         edits=[("log.py", "logger.__class__ = type(", "_Unused = type(")],

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from django_outbox.conf import Settings
-from django_outbox.delivery.lease import Lease
-from django_outbox.sql.values import KEYED, Branch, Claim, Claimed, StreamRows
+from django_outbox.delivery.lease import Lease, lease_from_row
+from django_outbox.listeners.outcomes import DONE
+from django_outbox.sql.values import FULL, KEYED, Branch, Claim, Claimed, StreamRows
 from django_outbox.worker.event_claims import EventClaims
 from django_outbox.worker.leader_lease import Leader
 from django_outbox.worker.leases import Heartbeat
@@ -184,3 +185,16 @@ def test_what_a_claim_renews_goes_on_by_the_new_lease(name: str, dialect: Any) -
     (found,) = parts.ready
     held = [found, parts.streams.get(found.stream)]
     assert {each.locked_at for each in held if each is not None} == {LATER}
+
+
+def test_a_claim_brings_nothing_back_that_has_ended_as_done_since_it_began() -> None:
+    """Its statement had leased the row anew before the settle, and its answer comes late."""
+    held, first = Held(LEASE), lease("a")
+    held.add([first])
+    held.begin_claim()
+    held.drop_settled([(first, DONE)])
+    again = lease_from_row(claimed_row("a", was="me"), FULL, deadline=10_000.0, me="me")
+    assert held.add([again]) == []
+    assert not len(held)
+    held.begin_claim()  # the next claim leases it for another reason
+    assert held.add([again]) == [again]

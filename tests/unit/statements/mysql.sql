@@ -493,8 +493,7 @@ FORCE INDEX (PRIMARY)
 SET status = 1, done_at = UTC_TIMESTAMP(6), available_at = NULL, locked_by = NULL, locked_at = NULL
 WHERE id IN (%s, %s)
   AND e.status IN (0, 2)
-  AND e.locked_by = %s
-  AND e.locked_at IN (%s);
+  AND e.locked_by = %s;
 
 -- settle as done, with a key
 
@@ -507,8 +506,7 @@ WHERE id IN (%s, %s)
     (SELECT 1
      FROM `outbox_stream` owned
      WHERE owned.stream = e.stream
-       AND owned.locked_by = %s
-       AND owned.locked_at IN (%s));
+       AND owned.locked_by = %s);
 
 -- delete what is done
 
@@ -518,7 +516,6 @@ FORCE INDEX (PRIMARY)
 WHERE id IN (%s, %s)
   AND e.status IN (0, 2)
   AND e.locked_by = %s
-  AND e.locked_at IN (%s)
   AND unique_key IS NULL;
 
 -- settle

@@ -431,8 +431,7 @@ UPDATE "outbox_event" AS e
 SET status = 1, done_at = statement_timestamp(), available_at = NULL, locked_by = NULL, locked_at = NULL
 WHERE id = ANY(%s)
   AND e.status IN (0, 2)
-  AND e.locked_by = %s
-  AND e.locked_at = ANY(%s::timestamptz[]);
+  AND e.locked_by = %s;
 
 -- settle as done, with a key
 
@@ -445,7 +444,6 @@ WHERE id = ANY(%s)
      FROM "outbox_stream" owned
      WHERE owned.stream = e.stream
        AND owned.locked_by = %s
-       AND owned.locked_at = ANY(%s::timestamptz[])
        OFFSET 0);
 
 -- delete what is done
@@ -455,7 +453,6 @@ FROM "outbox_event" AS e
 WHERE id = ANY(%s)
   AND e.status IN (0, 2)
   AND e.locked_by = %s
-  AND e.locked_at = ANY(%s::timestamptz[])
   AND unique_key IS NULL;
 
 -- settle

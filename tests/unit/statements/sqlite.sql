@@ -457,8 +457,7 @@ SET status = 1, done_at = strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now'), availab
     locked_at = NULL
 WHERE id IN (%s, %s)
   AND e.status IN (0, 2)
-  AND e.locked_by = %s
-  AND e.locked_at IN (%s);
+  AND e.locked_by = %s;
 
 -- settle as done, with a key
 
@@ -471,8 +470,7 @@ WHERE id IN (%s, %s)
     (SELECT 1
      FROM "outbox_stream" owned
      WHERE owned.stream = e.stream
-       AND owned.locked_by = %s
-       AND owned.locked_at IN (%s));
+       AND owned.locked_by = %s);
 
 -- delete what is done
 
@@ -481,7 +479,6 @@ FROM "outbox_event" AS e
 WHERE id IN (%s, %s)
   AND e.status IN (0, 2)
   AND e.locked_by = %s
-  AND e.locked_at IN (%s)
   AND unique_key IS NULL;
 
 -- settle
