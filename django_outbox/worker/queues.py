@@ -189,8 +189,7 @@ class Held:
         """Add leases; return the new ones. If we have a lease already, the claim only renewed it.
 
         So it did if the row has ended as done since the claim began. A row that we did not own is
-        new: it was settled and became due again before its old lease was dropped. Unless a lost
-        worker had it meanwhile, and our own call goes on.
+        new: settled and due again before its old lease was dropped, if our call does not go on.
         """
         new = []
         load, queue = None, ""  # of the lease before
@@ -230,8 +229,7 @@ class Held:
         """Remove leases whose decisions are settled."""
         with self.lock:
             if self._ended is not None:
-                done = Status.DONE
-                self._ended.update(lease.id for lease, each in part if each.status is done)
+                self._ended.update(lease.id for lease, each in part if each.status is Status.DONE)
             self.drop(lease for lease, _ in part)
 
     def to_renew(self, now: float) -> list[Lease]:
@@ -332,8 +330,7 @@ class Held:
 def goes_on(known: Lease, lease: Lease) -> bool:
     """Return whether the call on a known lease goes on with an event that was claimed anew.
 
-    A worker that was lost in its turn had leased the event meanwhile, and settled nothing. To call
-    its listener again next to the call that runs would be of no use.
+    A worker that was lost in its turn had leased it meanwhile. A second call would be of no use.
     """
     return bool(
         lease.rescued

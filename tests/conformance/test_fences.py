@@ -194,8 +194,7 @@ def test_the_fence_of_a_stream_is_looked_up_by_its_key_whatever_the_values() -> 
     own = engine_connection("default", lock_wait=1)
     given, kind = ["a", now()], {"kind": LeaseKind.STREAM}
     works = [
-        KEYED["done"],
-        KEYED["deleted"],
+        *DONE_BY.values(),
         KEYED["retried"],
         KEYED["routed"],
         KEYED["counted"],
