@@ -141,6 +141,17 @@ def test_of_tasks_that_wait_the_newest_of_a_slot_runs(outside: bool) -> None:
     assert [each.return_value for each in results] == [None, None, 6, 8]
 
 
+@both
+def test_a_task_that_no_worker_has_taken_is_moved_and_cancelled(outside: bool) -> None:
+    result = tasks.add.using(run_after=now() + timedelta(hours=1)).enqueue(1)
+    assert outbox.reschedule(event_id=result.id, deliver_after=7200) == 1
+    assert outbox.cancel(event_id=result.id) == 1
+    with pytest.raises(exceptions.TaskResultDoesNotExist):
+        result.refresh()
+    finished = run(tasks.add.enqueue(1))
+    assert outbox.cancel(event_id=finished.id) == 0
+
+
 @pytest.mark.django_db(databases=["default", "other"], transaction=True)
 def test_on_another_database() -> None:
     result = tasks.add.using(backend="other").enqueue(2)
