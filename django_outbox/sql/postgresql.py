@@ -104,8 +104,8 @@ class PostgreSQL(PostgreSQLServer, Dialect):
                 for each in claim.branches
             ],
         )
-        # Rows are compared, never due times alone, and ordered by queue, as in the index: a plan that
-        # reads all queues is as slow as the longest of them.
+        # Rows are compared, never due times alone, and ordered by queue, as the index is: a plan
+        # that reads all queues is as slow as the longest of them.
         size = ", queue, octet_length(payload) AS size" if table is EVENTS else ""
         sql = f"""SELECT chosen.*, b.most_bytes
             FROM {branches} b (queue, n, age, most_bytes), LATERAL (
