@@ -16,6 +16,7 @@ from .values import (
     Claim,
     Claimed,
     Column,
+    EachUpdate,
     Leases,
     LostEvents,
     RescueState,
@@ -153,7 +154,7 @@ class EventLeases(Statements):
         count = 0
         for start in range(0, len(due), self.rows_at_once):
             some = due[start : start + self.rows_at_once]
-            statement = self._update_each(
+            update = EachUpdate(
                 "outbox_event",
                 given=[
                     Column("id", "text", [each.id for each in some]),
@@ -164,9 +165,8 @@ class EventLeases(Statements):
                 changes="available_at = v.due_at, queue = v.queue, locked_by = NULL, "
                 "locked_at = NULL",
                 where=self._fence(me, ("= v.locked_at", [])),
-                skip_locked=True,
             )
-            count += self._run(*statement)
+            count += self._run(*self._update_each_unlocked(update))
         return count
 
     def lost_events(self, *, me: str, queues: Sequence[str], limit: int) -> dict[str, LostEvents]:

@@ -22,7 +22,7 @@ from .values import (
     SQL,
     STREAMS,
     Claim,
-    Column,
+    EachUpdate,
     Row,
     StreamQuery,
     Table,
@@ -87,19 +87,21 @@ class MySQL(MySQLServer, Dialect):
             SET {changes[0]}"""
         return sql, [*where[1], ALL, *changes[1]]
 
-    def _update_each(
-        self,
-        table: str,
-        *,
-        given: Sequence[Column],
-        changes: str,
-        where: SQL,
-        skip_locked: bool = False,
-    ) -> SQL:
+    def _update_each(self, update: EachUpdate) -> SQL:
+        changes, where = self._spelled(update)
+        sql = f"""UPDATE {self._table(update.table)} e FORCE INDEX (PRIMARY)
+            SET {changes[0]} WHERE {where[0]}"""
+        return sql, [*changes[1], *where[1]]
+
+    def _update_each_unlocked(self, update: EachUpdate) -> SQL:
+        return self._unlocked(update.table, *self._spelled(update))
+
+    def _spelled(self, update: EachUpdate) -> tuple[SQL, SQL]:
+        """Return the changes and the condition of an update, with the rows' values in them."""
         # A CASE for each value: a join with VALUES makes a temporary table. FORCE INDEX: the
         # optimizer would scan a small table, and so wait for all locked rows.
-        name, key, keys = self._table(table), PRIMARY_KEYS[table], given[0].values
-        columns = {each.name: each for each in given}
+        keys, columns = update.given[0].values, {each.name: each for each in update.given}
+        key = update.given[0].name
 
         def spelled(sql: str, params: Sequence[Any] = ()) -> SQL:
             left, values = iter(params), list[Any]()
@@ -118,12 +120,9 @@ class MySQL(MySQLServer, Dialect):
 
             return re.sub(r"%s|\bv\.(\w+)", one, sql), values
 
-        (new, new_params), (fence, params) = spelled(changes), spelled(*where)
-        mine = f"e.{key} IN ({marks(keys)}) AND {fence}"
-        if not skip_locked:
-            sql = f"UPDATE {name} e FORCE INDEX (PRIMARY) SET {new} WHERE {mine}"
-            return sql, [*new_params, *keys, *params]
-        return self._unlocked(table, (new, new_params), (mine, [*keys, *params]))
+        fence, params = spelled(*update.where)
+        mine = f"e.{key} IN ({marks(keys)}) AND {fence}", [*keys, *params]
+        return spelled(update.changes), mine
 
     def other_queues(self, *, known: Collection[str]) -> list[str]:
         # Finished rows are in the indexes too.

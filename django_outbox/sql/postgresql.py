@@ -29,7 +29,7 @@ from .values import (
     SQL,
     Claim,
     Claimed,
-    Column,
+    EachUpdate,
     Leases,
     Row,
     StreamQuery,
@@ -133,23 +133,20 @@ class PostgreSQL(PostgreSQLServer, Dialect):
             [*where[1], *changes[1]],
         )
 
-    def _update_each(
-        self,
-        table: str,
-        *,
-        given: Sequence[Column],
-        changes: str,
-        where: SQL,
-        skip_locked: bool = False,
-    ) -> SQL:
-        name, key = self._table(table), given[0].name
-        columns = ", ".join(each.name for each in given)
-        if not skip_locked:
-            row = f"({', '.join(f'%s::{each.kind}' for each in given)})"
-            rows = [*zip(*[each.values for each in given], strict=True)]
-            sql = f"""WITH v ({columns}) AS (VALUES {", ".join([row] * len(rows))})
-                UPDATE {name} e SET {changes} FROM v WHERE e.{key} = v.{key} AND {where[0]}"""
-            return sql, [*chain.from_iterable(rows), *where[1]]
+    def _update_each(self, update: EachUpdate) -> SQL:
+        table, given, changes, where = update
+        columns, key = ", ".join(each.name for each in given), given[0].name
+        row = f"({', '.join(f'%s::{each.kind}' for each in given)})"
+        rows = [*zip(*[each.values for each in given], strict=True)]
+        sql = f"""WITH v ({columns}) AS (VALUES {", ".join([row] * len(rows))})
+            UPDATE {self._table(table)} e SET {changes} FROM v
+            WHERE e.{key} = v.{key} AND {where[0]}"""
+        return sql, [*chain.from_iterable(rows), *where[1]]
+
+    def _update_each_unlocked(self, update: EachUpdate) -> SQL:
+        table, given, changes, where = update
+        columns, key = ", ".join(each.name for each in given), given[0].name
+        name = self._table(table)
         # LATERAL finds each by key: a join compared them with every stream, 150 ms for 400. No more
         # conditions at the end: the rows are locked, and a planner that expects few would scan.
         arrays = ", ".join(f"%s::{each.kind}[]" for each in given)
@@ -163,14 +160,11 @@ class PostgreSQL(PostgreSQLServer, Dialect):
     def _in_queue(
         self, queue: str, *, column: str, after: SQL | None = None, until: SQL | None = None
     ) -> SQL:
-        sql, params = [], []
         low, low_params = after or ("'-infinity'", [])
-        sql.append(f"(queue, {column}) >= (%s, {low})")
-        params += [queue, *low_params]
         high, high_params = until or ("'infinity'", [])
-        sql.append(f"(queue, {column}) <= (%s, {high})")
-        params += [queue, *high_params]
-        return " AND ".join([*sql, f"{column} IS NOT NULL"]), params
+        sql = f"""(queue, {column}) >= (%s, {low}) AND (queue, {column}) <= (%s, {high})
+            AND {column} IS NOT NULL"""
+        return sql, [queue, *low_params, queue, *high_params]
 
     def _in_utc(self, instant: str) -> str:
         return utc(instant)

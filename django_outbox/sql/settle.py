@@ -10,7 +10,7 @@ from django.db import transaction
 from ..listeners.history import Entry, addition
 from ..listeners.outcomes import DONE, Status
 from .claim import EventLeases
-from .values import DECIDED, Column, Ending, LeaseKind, Leases, instants, plain
+from .values import DECIDED, Column, EachUpdate, Ending, LeaseKind, Leases, instants, plain
 
 
 class Settling(EventLeases):
@@ -91,13 +91,8 @@ class Settling(EventLeases):
             done_at = CASE WHEN v.delay IS NULL THEN {self.now} END,
             {texts}, locked_by = NULL, locked_at = NULL"""
         fence, params = self._fence(me, ("= v.locked_at", []), kind)
-        statement = self._update_each(
-            "outbox_event",
-            given=given,
-            changes=changes,
-            where=(f"e.attempts = v.attempts AND {fence}", params),
-        )
-        return self._run(*statement)
+        where = (f"e.attempts = v.attempts AND {fence}", params)
+        return self._run(*self._update_each(EachUpdate("outbox_event", given, changes, where)))
 
     def add_to_history(
         self, *, me: str, leases: Leases, entry: Entry, kind: LeaseKind = LeaseKind.ROW

@@ -11,7 +11,7 @@ from django.db import OperationalError
 
 from ..clocks import monotonic
 from .dialect import Dialect
-from .values import DUE, EVENTS, INSTANTS, SQL, Column, Row, Table, marks
+from .values import DUE, EVENTS, INSTANTS, SQL, EachUpdate, Row, Table, marks
 
 KEPT = 32  # compiled statements to cache; each list length needs one, and 500 ids take 0.1 MB
 STEPS = 10_000  # of SQLite's machine, under a millisecond, between two looks at the clock
@@ -49,15 +49,8 @@ class SQLite(Dialect):
         sql = f"UPDATE {self._table(table)} AS e SET {changes[0]} WHERE {where[0]}"
         return self._run(sql, [*changes[1], *where[1]])
 
-    def _update_each(
-        self,
-        table: str,
-        *,
-        given: Sequence[Column],
-        changes: str,
-        where: SQL,
-        skip_locked: bool = False,
-    ) -> SQL:
+    def _update_each(self, update: EachUpdate) -> SQL:
+        table, given, changes, where = update
         rows = [*zip(*[each.values for each in given], strict=True)]
         columns = ", ".join(f"column{n} AS {each.name}" for n, each in enumerate(given, 1))
         key = given[0].name

@@ -14,7 +14,7 @@ from ..events import stored_instant
 from .values import (
     PRIMARY_KEYS,
     SQL,
-    Column,
+    EachUpdate,
     LeaseKind,
     Leases,
     Row,
@@ -154,20 +154,12 @@ class Statements(ABC):
         """Change the rows of a table by primary key, but not locked ones; return how many."""
 
     @abstractmethod
-    def _update_each(
-        self,
-        table: str,
-        *,
-        given: Sequence[Column],
-        changes: str,
-        where: SQL,
-        skip_locked: bool = False,
-    ) -> SQL:
-        """Return the statement that changes rows of a table, each by values of its own.
+    def _update_each(self, update: EachUpdate) -> SQL:
+        """Return the statement of such an update."""
 
-        The first of the columns is the primary key. In ``changes``, which have no parameters, and
-        in ``where``, the row is ``e`` and what is given ``v``.
-        """
+    def _update_each_unlocked(self, update: EachUpdate) -> SQL:
+        """Return the statement of such an update, of rows that nobody else has locked."""
+        return self._update_each(update)
 
     def _after(self, seconds: str) -> str:
         """Return SQL for the database's clock plus the seconds that this SQL says."""

@@ -16,6 +16,7 @@ from .values import (
     SQL,
     STREAMS,
     Column,
+    EachUpdate,
     LeaseKind,
     Leases,
     Release,
@@ -129,15 +130,15 @@ class StreamLeases(EventLeases):
                 Column("delay", "float8", [-1.0 if e.delay is None else e.delay for e in some]),
                 Column("queue", "text", [each.queue or "" for each in some]),
             ]
-            statement = self._update_each(
+            update = EachUpdate(
                 "outbox_stream",
                 given=given,
                 changes=f"""due_at = {self._after("NULLIF(v.delay, -1)")},
                     queue = COALESCE(NULLIF(v.queue, ''), e.queue),
                     locked_by = NULL, locked_at = {self.now}""",
                 where=(f"{same} AND e.locked_by = %s AND e.locked_at = v.locked_at", [me]),
-                skip_locked=True,
             )
+            statement = self._update_each_unlocked(update)
             released |= self._released(statement, me, [each.name for each in some])
         return released
 

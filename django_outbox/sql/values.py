@@ -205,6 +205,19 @@ class Column(NamedTuple):
     values: Sequence[Any]
 
 
+class EachUpdate(NamedTuple):
+    """An UPDATE of rows of a table, each by values of its own.
+
+    The first of the columns is the primary key. In ``changes``, which have no parameters, and in
+    ``where``, the row is ``e`` and what is given ``v``.
+    """
+
+    table: str
+    given: Sequence[Column]
+    changes: str
+    where: SQL
+
+
 class Ending(NamedTuple):
     """A decision on a row that is leased."""
 
