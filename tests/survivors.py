@@ -244,13 +244,7 @@ SURVIVORS = (
     ),
     Survivor(
         name="a probe without compare-and-set",
-        edits=[
-            (
-                "sql/upkeep.py",
-                "f\"WHERE kind = 'breaker' AND name = %s AND until <= {self.now}\",",
-                "\"WHERE kind = 'breaker' AND name = %s\",",
-            )
-        ],
+        edits=[("sql/upkeep.py", "AND name = %s AND until <= {self.now}", "AND name = %s")],
         test="tests/conformance/test_queue_sql.py::test_a_breaker_is_probed_when_its_pause_is_over",
     ),
     Survivor(

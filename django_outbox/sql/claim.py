@@ -39,7 +39,6 @@ logger = logging.getLogger("django_outbox")
 
 class EventLeases(Statements):
     unindexed = ""  # before a column that is to be tested, but not sought in its index
-    united, first_united = " UNION ALL ", ""  # between the parts of a UNION, and before the first
 
     # The claim here is a SELECT without locks, then a conditional UPDATE by key: if several workers
     # select the same rows, the first UPDATE leases them, and the others read back which they own.
@@ -112,13 +111,6 @@ class EventLeases(Statements):
     def _as_selected(self, table: Table, rows: Sequence[Row]) -> SQL:
         """Return the condition that a row is one of these, as it was selected."""
         return self._one_of([row[0] for row in rows], table.key)
-
-    def _union(self, selects: Sequence[SQL]) -> SQL:
-        """Return one statement with the rows of all these."""
-        if len(selects) == 1:
-            return selects[0]
-        sql = self.united.join([f"({sql})" for sql, _ in selects])
-        return self.first_united + sql, [value for _, params in selects for value in params]
 
     @property
     def _skip_locked(self) -> str:

@@ -25,17 +25,18 @@ class Slots(StreamLeases, Inspection):
         the writes, then by the ids.
         """
         selects = [
-            f"SELECT * FROM (SELECT stream, seq, id, locked_by "
-            f"FROM {self._events_in_order} WHERE stream = %s AND {each} "
-            f"AND ({FREE} OR locked_by = %s) ORDER BY seq DESC, id DESC LIMIT {MOST_ROWS}) slot"
+            f"SELECT stream, seq, id, locked_by FROM {self._events_in_order} "
+            f"WHERE stream = %s AND {each} AND ({FREE} OR locked_by = %s) "
+            f"ORDER BY seq DESC, id DESC LIMIT {MOST_ROWS}"
             for each in self._conditions([0, 2])
         ]
         found: dict[str, list[tuple[int, str, bool]]] = {}
-        for slot, seq, row_id, owner in self._for_each_stream(slots, selects, me):
+        rows = self._rows_of_each([(sql, [slot, me]) for slot in slots for sql in selects])
+        for slot, seq, row_id, owner in rows:
             found.setdefault(slot, []).append((seq, row_id, owner is not None))
         return {
-            slot: [each[1:] for each in sorted(rows, reverse=True)[:MOST_ROWS]]
-            for slot, rows in found.items()
+            slot: [each[1:] for each in sorted(some, reverse=True)[:MOST_ROWS]]
+            for slot, some in found.items()
         }
 
     def lease_free(

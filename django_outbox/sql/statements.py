@@ -24,6 +24,8 @@ from .values import (
     to_database,
 )
 
+TOGETHER = 50  # SELECTs in a UNION: with more, each costs twice as much to plan
+
 
 class Statements(ABC):
     now: str  # SQL for the database's clock
@@ -33,6 +35,7 @@ class Statements(ABC):
     # Start of an ORDER BY of one queue's rows, where the planner needs it to choose the index.
     by_queue: str = "queue, "
     rows_at_once: int = 500  # that an UPDATE changes, each by values of its own
+    united, first_united = " UNION ALL ", ""  # between the parts of a UNION, and before the first
     owned_by_key: str = ""  # end of the fence's subquery, where the planner needs one
 
     def __init__(self, connection: BaseDatabaseWrapper) -> None:
@@ -67,6 +70,20 @@ class Statements(ABC):
         with self.connection.cursor() as cursor:
             cursor.execute(sql, params)
             return [*cursor.fetchall()]
+
+    def _rows_of_each(self, selects: Sequence[SQL]) -> list[Row]:
+        """Execute several statements together; return the rows of all."""
+        found = list[Row]()
+        for start in range(0, len(selects), TOGETHER):
+            found += self._rows(*self._union(selects[start : start + TOGETHER]))
+        return found
+
+    def _union(self, selects: Sequence[SQL]) -> SQL:
+        """Return one statement with the rows of all these."""
+        if len(selects) == 1:
+            return selects[0]
+        sql = self.united.join([f"({sql})" for sql, _ in selects])
+        return self.first_united + sql, [value for _, params in selects for value in params]
 
     def _table(self, name: str) -> str:
         return str(self.connection.ops.quote_name(table_name(name)))

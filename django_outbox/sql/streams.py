@@ -11,6 +11,7 @@ from datetime import datetime
 
 from ..events import stored_instant, unrouted
 from .claim import EventLeases
+from .statements import TOGETHER
 from .values import (
     KEYED,
     SQL,
@@ -25,7 +26,6 @@ from .values import (
     instants,
 )
 
-TOGETHER = 50  # SELECTs in a UNION: with more, each costs twice as much to plan
 SEQ, STREAM = KEYED.index("seq"), KEYED.index("stream")
 
 

@@ -11,11 +11,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from ..events import stored_instant
 from .claim import EventLeases
 from .insert import Inserting
 from .transactions import single_transaction
-from .values import EVENTS, POSTPONED_FOR, PRIMARY_KEYS, DueRow, OpenBreaker, Pauses, to_database
+from .values import (
+    EVENTS,
+    POSTPONED_FOR,
+    PRIMARY_KEYS,
+    DueRow,
+    Pauses,
+    PauseTimes,
+    seconds_between,
+    to_database,
+)
 
 
 class Upkeep(EventLeases, Inserting):
@@ -23,33 +31,38 @@ class Upkeep(EventLeases, Inserting):
 
     # -- pauses ------------------------------------------------------------------------------------
 
-    def pauses(self, *, lock: str = "") -> Pauses:
-        """Return the kind and name of every pause."""
-        return frozenset(self._rows(f"SELECT kind, name FROM {self._table('outbox_pause')}{lock}"))
+    def pauses(self, *, lock: str = "") -> dict[tuple[str, str], PauseTimes]:
+        """Return the kind and name of every pause, and when it ends."""
+        rows = self._rows(
+            f"""SELECT kind, name, {self._in_utc(self.now)}, {self._in_utc("until")}, pause_seconds
+            FROM {self._table("outbox_pause")}{lock}"""
+        )
+        return {
+            (kind, name): PauseTimes(seconds_between(now, until), length or 0.0)
+            for kind, name, now, until, length in rows
+        }
 
     def due_first(self, *, limit: int, since: Mapping[str, DueRow | None]) -> list[DueRow]:
         """Return the ``limit`` rows due first of each queue that ``since`` names.
 
         Its value is the row that the last call ended with, if this one is to continue behind it.
         """
-        selects, params = [], []
+        selects = []
         for queue, last in since.items():
             after, behind, more = None, "", []
             if last is not None:
                 at = to_database(last.due_at, self.connection)
-                after = ("%s", [at])
-                behind, more = "AND (available_at > %s OR id > %s)", [at, last.id]
+                after, behind = ("%s", [at]), "AND (available_at > %s OR id > %s)"
+                more = [at, last.id]
             due, given = self._in_queue(
                 queue, column="available_at", after=after, until=(self.now, [])
             )
-            selects.append(
-                "SELECT * FROM (SELECT event_type, listener, id, "
-                f"{self._in_utc('available_at')} AS due_at, queue, {self._in_utc(self.now)} AS now "
-                f"FROM {self._by_due(EVENTS)} WHERE {due} {behind} "
-                f"ORDER BY {self.by_queue}available_at, id LIMIT %s) due"
-            )
-            params += [*given, *more, limit]
-        return [DueRow.read(row) for row in self._rows(" UNION ALL ".join(selects), params)]
+            sql = f"""SELECT event_type, listener, id, {self._in_utc("available_at")} AS due_at,
+                queue, {self._in_utc(self.now)} AS now
+                FROM {self._by_due(EVENTS)} WHERE {due} {behind}
+                ORDER BY {self.by_queue}available_at, id LIMIT %s"""
+            selects.append((sql, [*given, *more, limit]))
+        return [DueRow.read(row) for row in self._rows_of_each(selects)]
 
     def postpone(
         self, *, ids: Sequence[str], newest: datetime, pauses: Pauses
@@ -60,112 +73,67 @@ class Upkeep(EventLeases, Inserting):
         resume finds every row that was postponed for it.
         """
         with single_transaction(self.connection):
-            found = self.pauses(lock=self.shared_lock)
+            found: Pauses = frozenset(self.pauses(lock=self.shared_lock))
             if not pauses <= found:
                 return 0, found
-            return self._postpone(ids, to_database(newest, self.connection)), found
-
-    def _postpone(self, ids: Sequence[str], newest: Any) -> int:
-        """Postpone unlocked rows that are due until ``newest``; return how many."""
-        one_of, given = self._one_of(ids)
-        since = f"COALESCE(locked_at, {self.now})"
-        later = f"available_at = {self.now_plus}, locked_by = NULL, locked_at = {since}"
-        return self._update_unlocked(
-            "outbox_event",
-            changes=(later, [POSTPONED_FOR]),
+            one_of, given = self._one_of(ids)
+            since = f"COALESCE(locked_at, {self.now})"
+            later = f"available_at = {self.now_plus}, locked_by = NULL, locked_at = {since}"
             # A row that was claimed meanwhile is due later.
-            where=(f"{one_of} AND available_at <= %s", [*given, newest]),
-        )
-
-    def seconds_to_pause_end(self) -> float | None:
-        """Return the seconds until the first pause ends by itself; None if none does."""
-        [(until_text, now_text)] = self._rows(
-            f"SELECT {self._in_utc('MIN(until)')}, {self._in_utc(self.now)} "
-            f"FROM {self._table('outbox_pause')} WHERE kind <> 'breaker'"
-        )
-        until, now = stored_instant(until_text), stored_instant(now_text)
-        return None if until is None or now is None else (until - now).total_seconds()
-
-    # -- circuit breakers --------------------------------------------------------------------------
-
-    def breakers(self) -> dict[str, OpenBreaker]:
-        """Return the open circuit breakers by queue."""
-        rows = self._rows(
-            f"SELECT name, {self._in_utc('until')}, pause_seconds, {self._in_utc(self.now)} "
-            f"FROM {self._table('outbox_pause')} WHERE kind = 'breaker'",
-            [],
-        )
-        found = {}
-        for name, until_text, seconds, now_text in rows:
-            until, now = stored_instant(until_text), stored_instant(now_text)
-            if until is not None and now is not None:
-                left = (until - now).total_seconds()
-                found[name] = OpenBreaker(left, seconds or 0.0)
-        return found
-
-    def open_breaker(self, *, queue: str, pause: float, reason: str) -> bool:
-        """Open a queue's circuit breaker for ``pause`` seconds; return False if it is open."""
-        sql = (
-            f"INSERT INTO {self._table('outbox_pause')} "
-            "(kind, name, reason, paused_at, paused_by, until, pause_seconds) "
-            f"VALUES ('breaker', %s, %s, {self.now}, '', {self.now_plus}, %s)"
-        )
-        return self._insert(sql, [queue, reason, pause, pause], may_clash=True) == 1
-
-    def probe_breaker(self, *, queue: str, lease: float) -> bool:
-        """Win the probe of a breaker whose pause is over, for ``lease`` seconds; or lose it."""
-        return (
-            self._run(
-                f"UPDATE {self._table('outbox_pause')} SET until = {self.now_plus} "
-                f"WHERE kind = 'breaker' AND name = %s AND until <= {self.now}",
-                [lease, queue],
+            still_due = [*given, to_database(newest, self.connection)]
+            count = self._update_unlocked(
+                "outbox_event",
+                changes=(later, [POSTPONED_FOR]),
+                where=(f"{one_of} AND available_at <= %s", still_due),
             )
-            == 1
-        )
-
-    def extend_breaker(self, *, queue: str, pause: float, kept: float) -> None:
-        """End a probe: pause for another ``pause`` seconds; remember ``kept`` as its length."""
-        self._run(
-            f"UPDATE {self._table('outbox_pause')} "
-            f"SET until = {self.now_plus}, pause_seconds = %s WHERE kind = 'breaker' AND name = %s",
-            [pause, kept, queue],
-        )
-
-    def close_breaker(self, *, queue: str) -> bool:
-        """Close a queue's circuit breaker; return whether it was open."""
-        return (
-            self._run(
-                f"DELETE FROM {self._table('outbox_pause')} WHERE kind = 'breaker' AND name = %s",
-                [queue],
-            )
-            == 1
-        )
+            return count, found
 
     def resume(self, *, ids: Sequence[str]) -> int:
         """Make postponed rows due now, as if for the first time; return how many."""
         one_of, given = self._one_of(ids)
-        return self._run(
-            f"""UPDATE {self._event_by_id} SET
+        sql = f"""UPDATE {self._event_by_id} SET
                 available_at = {self.now}, first_due_at = {self.now}, locked_at = NULL
             WHERE {one_of} AND available_at > {self.now}
-            AND locked_by IS NULL AND locked_at IS NOT NULL""",
-            given,
-        )
+            AND locked_by IS NULL AND locked_at IS NOT NULL"""
+        return self._run(sql, given)
+
+    # -- circuit breakers --------------------------------------------------------------------------
+
+    def open_breaker(self, *, queue: str, pause: float, reason: str) -> bool:
+        """Open a queue's circuit breaker for ``pause`` seconds; return False if it is open."""
+        sql = f"""INSERT INTO {self._table("outbox_pause")}
+                (kind, name, reason, paused_at, paused_by, until, pause_seconds)
+            VALUES ('breaker', %s, %s, {self.now}, '', {self.now_plus}, %s)"""
+        return self._insert(sql, [queue, reason, pause, pause], may_clash=True) == 1
+
+    def probe_breaker(self, *, queue: str, lease: float) -> bool:
+        """Win the probe of a breaker whose pause is over, for ``lease`` seconds; or lose it."""
+        sql = f"""UPDATE {self._table("outbox_pause")} SET until = {self.now_plus}
+            WHERE kind = 'breaker' AND name = %s AND until <= {self.now}"""
+        return self._run(sql, [lease, queue]) == 1
+
+    def extend_breaker(self, *, queue: str, pause: float, kept: float) -> None:
+        """End a probe: pause for another ``pause`` seconds; remember ``kept`` as its length."""
+        sql = f"""UPDATE {self._table("outbox_pause")} SET until = {self.now_plus},
+            pause_seconds = %s WHERE kind = 'breaker' AND name = %s"""
+        self._run(sql, [pause, kept, queue])
+
+    def close_breaker(self, *, queue: str) -> bool:
+        """Close a queue's circuit breaker; return whether it was open."""
+        sql = f"DELETE FROM {self._table('outbox_pause')} WHERE kind = 'breaker' AND name = %s"
+        return self._run(sql, [queue]) == 1
 
     # -- named leases ------------------------------------------------------------------------------
 
     def take_lease(self, *, name: str, me: str, lease: float) -> bool:
         """Claim or renew the named lease for ``lease`` seconds; return whether ``me`` holds it."""
         table = self._table("outbox_lease")
-        taken = self._run(
-            f"UPDATE {table} SET locked_by = %s, locked_until = {self.now_plus} WHERE name = %s "
-            f"AND (locked_by = %s OR locked_by IS NULL OR locked_until <= {self.now})",
-            [me, lease, name, me],
-        )
-        if taken:
+        sql = f"""UPDATE {table} SET locked_by = %s, locked_until = {self.now_plus}
+            WHERE name = %s
+            AND (locked_by = %s OR locked_by IS NULL OR locked_until <= {self.now})"""
+        if self._run(sql, [me, lease, name, me]):
             return True
-        sql = f"INSERT INTO {table} (name) VALUES (%s)"
-        made = self._insert(sql, [name], may_clash=True)
+        made = self._insert(f"INSERT INTO {table} (name) VALUES (%s)", [name], may_clash=True)
         return made == 1 and self.take_lease(name=name, me=me, lease=lease)
 
     def note_lease(self, *, name: str, me: str, lease: float | None, state: str) -> bool:
@@ -173,13 +141,12 @@ class Upkeep(EventLeases, Inserting):
 
         Return whether ``me`` held it.
         """
-        until = "NULL" if lease is None else self.now_plus
-        noted = self._run(
-            f"UPDATE {self._table('outbox_lease')} SET state = %s, locked_by = %s, "
-            f"locked_until = {until} WHERE name = %s AND locked_by = %s",
-            [state, None if lease is None else me, *([] if lease is None else [lease]), name, me],
-        )
-        return noted == 1
+        held, given = ("%s", self.now_plus), [me, lease]
+        if lease is None:
+            held, given = ("NULL", "NULL"), []
+        sql = f"""UPDATE {self._table("outbox_lease")} SET state = %s, locked_by = {held[0]},
+            locked_until = {held[1]} WHERE name = %s AND locked_by = %s"""
+        return self._run(sql, [state, *given, name, me]) == 1
 
     # -- deletions ---------------------------------------------------------------------------------
 

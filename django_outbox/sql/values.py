@@ -190,11 +190,11 @@ class DueRow(NamedTuple):
         return cls(row[0], row[1], row[2], due_at, row[4], now)
 
 
-class OpenBreaker(NamedTuple):
-    """An open circuit breaker."""
+class PauseTimes(NamedTuple):
+    """When a pause ends."""
 
-    left: float  # seconds until its pause is over; negative: since when it is
-    pause: float  # seconds; the length of its pause
+    left: float | None  # seconds until it does; negative: since when it has; None: no end is set
+    length: float  # seconds; of a circuit breaker's pause
 
 
 class Column(NamedTuple):
@@ -302,6 +302,12 @@ def marks(values: Collection[Any]) -> str:
 def plain(value: Any) -> Any:
     """Return a plain int for an int subclass, because drivers adapt only plain ints."""
     return int(value) if isinstance(value, int) else value
+
+
+def seconds_between(first: Any, second: Any) -> float | None:
+    """Return the seconds between two instants that this database has returned; None if one is."""
+    start, end = stored_instant(first), stored_instant(second)
+    return None if start is None or end is None else (end - start).total_seconds()
 
 
 def to_database(value: datetime, connection: BaseDatabaseWrapper) -> Any:

@@ -50,18 +50,16 @@ class KnownPauses:
 
     def read(self, connection: BaseDatabaseWrapper) -> None:
         self._read_at = monotonic()
-        self._set(dialect_of(connection).pauses())
-        breakers = {}
-        if any(kind == "breaker" for kind, _ in self.pauses):
-            found = dialect_of(connection).breakers()
-            breakers = {
-                queue: (monotonic() + each.left, each.pause) for queue, each in found.items()
-            }
-        self.breakers = breakers
-        seconds = None
-        if any(kind != "breaker" for kind, _ in self.pauses):
-            seconds = dialect_of(connection).seconds_to_pause_end()
-        self.ends_at = inf if seconds is None else monotonic() + seconds
+        found, now = dialect_of(connection).pauses(), monotonic()
+        self._set(frozenset(found))
+        ends = {each: now + times.left for each, times in found.items() if times.left is not None}
+        self.breakers = {
+            name: (at, found[kind, name].length)
+            for (kind, name), at in ends.items()
+            if kind == "breaker"
+        }
+        others = [at for (kind, _), at in ends.items() if kind != "breaker"]
+        self.ends_at = min(others, default=inf)
 
     def _set(self, pauses: Pauses) -> None:
         if pauses != self.pauses:

@@ -459,7 +459,7 @@ MUTANTS = (
         database="postgres",
         scenario="reminders",
         edits=[
-            ("sql/slots.py", "({FREE} OR locked_by = %s) ORDER", "(TRUE OR id = %s) ORDER"),
+            ("sql/slots.py", "AND ({FREE} OR locked_by = %s) ", "AND (TRUE OR id = %s) "),
             (
                 "worker/coalescing.py",
                 "[row_id for row_id, is_leased in each if not is_leased or row_id in slots[slot]]",
@@ -477,7 +477,7 @@ MUTANTS = (
         without="of a slot, the newest row runs",
         database="mariadb",
         scenario="reminders",
-        edits=[("sql/slots.py", "sorted(rows, reverse=True)", "sorted(rows)")],
+        edits=[("sql/slots.py", "sorted(some, reverse=True)", "sorted(some)")],
     ),
     Mutant(
         name="an atomic batch that commits what it has lost",

@@ -9,7 +9,7 @@ from django.db import OperationalError
 
 import django_outbox as outbox
 from django_outbox.conf import Settings
-from django_outbox.sql.values import EVENTS, Claimed
+from django_outbox.sql.values import EVENTS, Claimed, PauseTimes
 from django_outbox.worker.claimer import Claimer
 from django_outbox.worker.pauses import KnownPauses
 from django_outbox.worker.pools import Pool, Pools
@@ -73,7 +73,6 @@ class Worker:
 def nothing_is_due(clock: Clock, dialect: Any, settings: Any) -> None:
     settings.OUTBOX = {"DOORBELL": None}
     dialect.claim.return_value = Claimed([])
-    dialect.seconds_to_pause_end.return_value = None
 
 
 def test_an_offer_is_claimed_without_a_poll(dialect: Any) -> None:
@@ -93,7 +92,7 @@ def test_a_poll_follows_a_claim_of_offers_that_failed(dialect: Any) -> None:
 
 
 def test_a_poll_follows_an_offer_that_is_paused(dialect: Any) -> None:
-    dialect.pauses.return_value = frozenset([("event_type", EVENT.event_type)])
+    dialect.pauses.return_value = {("event_type", EVENT.event_type): PauseTimes(None, 0.0)}
     worker = Worker(dialect)
     worker.offers.offer(OFFER)
     assert worker.claims() == ["poll"]

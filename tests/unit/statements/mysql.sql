@@ -703,9 +703,7 @@ WHERE id IN (%s, %s)
 
 -- read what is pending in slots
 
-SELECT *
-FROM
-  (SELECT stream, seq, id, locked_by
+(SELECT stream, seq, id, locked_by
    FROM `outbox_event`
    FORCE INDEX (outbox_event_stream_cdb4ee2a)
    WHERE stream = %s
@@ -715,10 +713,8 @@ FROM
            AND rescues < 2)
           OR locked_by = %s)
    ORDER BY seq DESC, id DESC
-   LIMIT 1000) slot
+   LIMIT 1000)
 UNION ALL
-SELECT *
-FROM
   (SELECT stream, seq, id, locked_by
    FROM `outbox_event`
    FORCE INDEX (outbox_event_stream_cdb4ee2a)
@@ -729,10 +725,8 @@ FROM
            AND rescues < 2)
           OR locked_by = %s)
    ORDER BY seq DESC, id DESC
-   LIMIT 1000) slot
+   LIMIT 1000)
 UNION ALL
-SELECT *
-FROM
   (SELECT stream, seq, id, locked_by
    FROM `outbox_event`
    FORCE INDEX (outbox_event_stream_cdb4ee2a)
@@ -743,10 +737,8 @@ FROM
            AND rescues < 2)
           OR locked_by = %s)
    ORDER BY seq DESC, id DESC
-   LIMIT 1000) slot
+   LIMIT 1000)
 UNION ALL
-SELECT *
-FROM
   (SELECT stream, seq, id, locked_by
    FROM `outbox_event`
    FORCE INDEX (outbox_event_stream_cdb4ee2a)
@@ -757,7 +749,7 @@ FROM
            AND rescues < 2)
           OR locked_by = %s)
    ORDER BY seq DESC, id DESC
-   LIMIT 1000) slot;
+   LIMIT 1000);
 
 -- lease the newest of slots
 

@@ -660,9 +660,7 @@ WHERE id = ANY(%s)
 
 -- read what is pending in slots
 
-SELECT *
-FROM
-  (SELECT stream, seq, id, locked_by
+(SELECT stream, seq, id, locked_by
    FROM "outbox_event"
    WHERE stream = %s
      AND status IN (0, 2)
@@ -672,10 +670,8 @@ FROM
            AND rescues < 2)
           OR locked_by = %s)
    ORDER BY seq DESC, id DESC
-   LIMIT 1000) slot
+   LIMIT 1000)
 UNION ALL
-SELECT *
-FROM
   (SELECT stream, seq, id, locked_by
    FROM "outbox_event"
    WHERE stream = %s
@@ -686,7 +682,7 @@ FROM
            AND rescues < 2)
           OR locked_by = %s)
    ORDER BY seq DESC, id DESC
-   LIMIT 1000) slot;
+   LIMIT 1000);
 
 -- lease the newest of slots
 

@@ -667,7 +667,7 @@ FROM
            AND rescues < 2)
           OR locked_by = %s)
    ORDER BY seq DESC, id DESC
-   LIMIT 1000) slot
+   LIMIT 1000)
 UNION ALL
 SELECT *
 FROM
@@ -681,7 +681,7 @@ FROM
            AND rescues < 2)
           OR locked_by = %s)
    ORDER BY seq DESC, id DESC
-   LIMIT 1000) slot;
+   LIMIT 1000);
 
 -- lease the newest of slots
 
