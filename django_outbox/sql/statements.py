@@ -175,7 +175,7 @@ class Statements(ABC):
         """Return the statement of such an update."""
 
     def _update_each_unlocked(self, update: EachUpdate) -> SQL:
-        """Return the statement of such an update, of rows that nobody else has locked."""
+        """Return the statement of such an update, which skips locked rows."""
         return self._update_each(update)
 
     def _after(self, seconds: str) -> str:

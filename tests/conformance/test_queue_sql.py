@@ -17,7 +17,7 @@ from django_outbox.models import OutboxEvent, OutboxPause, OutboxStream
 from django_outbox.queue_settings import MAX_QUEUES
 from django_outbox.sql import dialect_of, engine_connection
 from django_outbox.sql.postgresql_server import PLANS
-from django_outbox.sql.values import Branch, Found, LeaseKind, PauseTimes, RescueState, StreamQuery
+from django_outbox.sql.values import Branch, Found, LeaseKind, RescueState, StreamQuery
 from django_outbox.worker import pauses
 from django_outbox.worker.pauses import KnownPauses
 from tests.plans import analyze, effort, sent, statements, uses
@@ -617,15 +617,9 @@ def open_breaker(queue: str = "a", pause: float = 30.0) -> bool:
     return bool(dialect().open_breaker(queue=queue, pause=pause, reason="5 failures"))
 
 
-def breakers() -> dict[str, PauseTimes]:
+def breakers() -> dict[str, Any]:
     found = dialect().pauses()
     return {name: times for (kind, name), times in found.items() if kind == "breaker"}
-
-
-def left(queue: str) -> float:
-    seconds = breakers()[queue].left
-    assert seconds is not None
-    return seconds
 
 
 def end_pauses() -> None:
@@ -650,7 +644,7 @@ def test_a_breaker_opens_once() -> None:
     assert abs((found.paused_at - now()).total_seconds()) < 5
     ((queue, breaker),) = breakers().items()
     assert (queue, breaker.length) == ("a", 30.0)
-    assert 25 < left("a") <= 30
+    assert 25 < breakers()["a"].left <= 30
 
 
 def test_a_breaker_that_opens_in_a_transaction_leaves_it_usable() -> None:
@@ -674,12 +668,12 @@ def test_a_breaker_is_probed_when_its_pause_is_over() -> None:
     open_breaker()
     assert not probe()
     end_pauses()
-    assert left("a") < 0
+    assert breakers()["a"].left < 0
     assert not probe("b")
     assert probe(lease=20)
     assert not probe()  # for as long as the lease
     breaker = breakers()["a"]
-    assert (15 < left("a") <= 20, breaker.length) == (True, 30.0)
+    assert (15 < breakers()["a"].left <= 20, breaker.length) == (True, 30.0)
     end_pauses()  # its prober was lost
     assert probe()
 
@@ -704,8 +698,8 @@ def test_a_failed_probe_extends_the_pause() -> None:
     dialect().extend_breaker(queue="a", pause=60.0, kept=60.0)
     dialect().extend_breaker(queue="b", pause=1.0, kept=30.0)
     found = breakers()
-    assert (55 < left("a") <= 60, found["a"].length) == (True, 60.0)
-    assert (left("b") <= 1, found["b"].length) == (True, 30.0)
+    assert (55 < breakers()["a"].left <= 60, found["a"].length) == (True, 60.0)
+    assert (breakers()["b"].left <= 1, found["b"].length) == (True, 30.0)
     dialect().extend_breaker(queue="c", pause=1.0, kept=30.0)  # ended by a user
     assert {*breakers()} == {"a", "b"}
 
