@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
@@ -25,36 +25,12 @@ STATEMENT_PARAMS = 60_000  # PostgreSQL's protocol allows 65,535
 Written = tuple[Event, str, str | None]  # event, payload text, headers text
 New = tuple[Written, Route, SQL]  # a row: its event, its listener, and its seq
 NULL: SQL = ("NULL", [])
-# Columns with a parameter, or NULL; ``queue`` has a default instead.
-GIVEN = (
-    "id",
-    "event_id",
-    "listener",
-    "routes",
-    "event_type",
-    "aggregate_type",
-    "payload",
-    "headers",
-    "occurred_at",
-    "aggregate_id",
-    "tenant_id",
-    "unique_key",
-    "key",
-    "stream",
-    "queue",
+Cells = tuple[str | None, ...]  # the SQL of each column of a row; None: its default
+# Columns whose SQL is not a parameter, or not that alone.
+FURTHER = (
+    *("first_due_at", "created_at", "available_at", "seq", "deliver_at"),
+    *("status", "attempts", "rescues"),
 )
-COLUMNS = (*GIVEN, "first_due_at", "created_at", "available_at", "seq", "deliver_at")
-ZERO = ("status", "attempts", "rescues")  # columns that are 0 in every new event
-
-
-class Shape(NamedTuple):
-    """What the SQL of a new row depends on; nearly all rows of an app have one of a few."""
-
-    given: tuple[bool, ...]  # of the columns ``GIVEN``: which have a parameter
-    due: str  # the SQL of its due time
-    seq: str | None  # that of its place in the order of its key or slot; None: it has neither
-    in_stream: bool  # it is due by its stream
-    is_delayed: bool
 
 
 class Inserting(SequenceNumbers):
@@ -85,8 +61,9 @@ class Inserting(SequenceNumbers):
         keyed = [event for event, _, _ in rows if event.key is not None]
         if not keyed:
             return ("", []), [self._seq_of(*each) for each in enumerate(rows)]
-        taken = self.number(own_places(keyed))
-        self.touch(lane_places(keyed))
+        own, in_lanes = places_of(keyed)
+        taken = self.number(own)
+        self.touch(in_lanes)
         seqs: list[SQL] = []
         for place, row in reversed([*enumerate(rows)]):
             event = row[0]
@@ -103,62 +80,55 @@ class Inserting(SequenceNumbers):
         return NULL if row[0].coalesce is None else (f"{self.now_micros} + %s", [place])
 
     def _insert_of(self, rows: Sequence[New]) -> SQL:
-        shapes, params = [], []
+        given, cells, params = dict[str, Any](), list[Cells](), list[Any]()
         for each in rows:
-            shape, values = self._row(*each)
-            shapes.append(shape)
-            params += values
-        # Leave out columns that are NULL in all rows: most events leave half of the columns NULL,
-        # and each would cost the server time.
-        columns = _columns(frozenset(shapes))
-        into = ", ".join([self.key if each == "key" else each for each in (*columns, *ZERO)])
-        cells = "), (".join([_cells(each, columns, self.now) for each in shapes])
-        return f"INSERT INTO {self._event} ({into}) VALUES ({cells})", params
+            given, further, further_params = self._row(*each)
+            values = [*given.values()]
+            cells.append((*["%s" if value is not None else None for value in values], *further))
+            params += [value for value in values if value is not None] + further_params
+        into, texts = _texts((*given, *FURTHER), frozenset(cells), self.key)
+        sql = "), (".join([texts[each] for each in cells])
+        return f"INSERT INTO {self._event} ({into}) VALUES ({sql})", params
 
-    def _row(self, written: Written, route: Route, seq: SQL) -> tuple[Shape, list[Any]]:
-        """Return which columns a row has, and its parameters in the order of ``COLUMNS``."""
+    def _row(
+        self, written: Written, route: Route, seq: SQL
+    ) -> tuple[dict[str, Any], Cells, list[Any]]:
+        """Return a row's values by column, the SQL of the ``FURTHER`` ones, and its parameters."""
         event, payload, headers = written
         is_first = route is routes_of_new(event)[0]
         receipt = None
         if route.title is not None:
             receipt = receipt_of(event.aggregate_type, event.event_type)
-        given = (
-            event.event_id if is_first else row_id(event.event_id, route.digest),
-            event.event_id,
-            route.title,
-            receipt,
-            event.event_type,
-            event.aggregate_type,
-            payload,
-            headers,
-            to_text(event.occurred_at, self.connection),
-            event.aggregate_id,
-            event.tenant_id,
-            event.unique_key if is_first else None,
-            event.key,
-            _stream_of(event, route),
-            None if route.queue == DEFAULT_QUEUE else route.queue,
-        )
+        given = {
+            "id": event.event_id if is_first else row_id(event.event_id, route.digest),
+            "event_id": event.event_id,
+            "listener": route.title,
+            "routes": receipt,
+            "event_type": event.event_type,
+            "aggregate_type": event.aggregate_type,
+            "payload": payload,
+            "headers": headers,
+            "occurred_at": to_text(event.occurred_at, self.connection),
+            "aggregate_id": event.aggregate_id,
+            "tenant_id": event.tenant_id,
+            "unique_key": event.unique_key if is_first else None,
+            "key": event.key,
+            "stream": _stream_of(event, route),
+            "queue": None if route.queue == DEFAULT_QUEUE else route.queue,
+        }
         due, due_params = self._due_time(event)
-        in_stream = event.key is not None and route != UNROUTED
-        shape = Shape(
-            tuple([each is not None for each in given]),
-            due,
-            None if seq is NULL else seq[0],
-            in_stream,
-            event.is_delayed,
+        in_stream = event.key is not None and route != UNROUTED  # and due by it
+        further = (
+            *(due, self.now, None if in_stream else due, None if seq is NULL else seq[0]),
+            *(due if event.is_delayed else None, "0", "0", "0"),
         )
-        params = [each for each in given if each is not None]
-        params += due_params * (1 if in_stream else 2) + seq[1] + due_params * event.is_delayed
-        return shape, params
+        times = 1 if in_stream else 2
+        return given, further, due_params * times + seq[1] + due_params * event.is_delayed
 
     def receive(self, *, source: str, message_id: str) -> bool:
         """Record a received message; return whether it is new. Wait for a concurrent receiver."""
         table = self._table("outbox_inbox")
-        columns = ", ".join(
-            map(self.connection.ops.quote_name, ("source", "message_id", "received_at"))
-        )
-        sql = f"INSERT INTO {table} ({columns}) VALUES (%s, %s, {self.now})"
+        sql = f"INSERT INTO {table} (source, message_id, received_at) VALUES (%s, %s, {self.now})"
         return self._insert(sql, [source, message_id], may_clash=True) == 1
 
     def _insert(self, sql: str, params: list[Any], *, may_clash: bool) -> int:
@@ -176,57 +146,32 @@ def _stream_of(event: Event, route: Route) -> str | None:
     return None if event.coalesce is None else slot_of(route.digest, event.coalesce)
 
 
-@lru_cache(maxsize=256)
-def _columns(shapes: frozenset[Shape]) -> tuple[str, ...]:
-    """Return the columns that rows of these shapes have, in the order of ``COLUMNS``."""
-    found = {name for shape in shapes for name in _sql_by_column(shape, "")}
-    return tuple(name for name in COLUMNS if name in found)
+@lru_cache(maxsize=256)  # nearly all rows of an app have one of a few texts
+def _texts(names: Sequence[str], rows: frozenset[Cells], key: str) -> tuple[str, dict[Cells, str]]:
+    """Return the columns of an INSERT of these rows, and the text of each row.
+
+    Without columns that are NULL in all rows: most events leave half of the columns NULL, and each
+    would cost the server time.
+    """
+    places = [at for at in range(len(names)) if any(row[at] for row in rows)]
+    into = ", ".join(key if names[at] == "key" else names[at] for at in places)
+    other = {"queue": f"'{DEFAULT_QUEUE}'"}
+    return into, {
+        row: ", ".join([row[at] or other.get(names[at], "NULL") for at in places]) for row in rows
+    }
 
 
-@lru_cache(maxsize=1024)
-def _cells(shape: Shape, columns: tuple[str, ...], now: str) -> str:
-    """Return the SQL of a row's values; ``now`` is that of the database's clock."""
-    missing = {"queue": f"'{DEFAULT_QUEUE}'"}
-    found = _sql_by_column(shape, now)
-    cells = [found.get(name, missing.get(name, "NULL")) for name in columns]
-    return ", ".join([*cells, *["0"] * len(ZERO)])
-
-
-def _sql_by_column(shape: Shape, now: str) -> dict[str, str]:
-    found = {name: "%s" for name, is_given in zip(GIVEN, shape.given, strict=True) if is_given}
-    found |= {"first_due_at": shape.due, "created_at": now}
-    if not shape.in_stream:
-        found["available_at"] = shape.due
-    if shape.seq is not None:
-        found["seq"] = shape.seq
-    if shape.is_delayed:
-        found["deliver_at"] = shape.due
-    return found
-
-
-def own_places(keyed: Sequence[Event]) -> list[Place]:
-    """Return the places that events take in the streams of their keys."""
-    counts = Counter(each.key for each in keyed)
-    queues: dict[str | None, str] = {}
+def places_of(keyed: Sequence[Event]) -> tuple[list[Place], list[Place]]:
+    """Return the places that events take in the streams of their keys, and in those of lanes."""
+    counts, queues = Counter[str](), dict[str, str]()
     for event in keyed:
+        assert event.key is not None
+        counts[stream_of("", event.key)] += 1
         for route in routes_of_new(event):
-            if not route.lane:
-                queues.setdefault(event.key, route.queue)
-    return [
-        (stream_of("", key), count, queues.get(key))
-        for key, count in counts.items()
-        if key is not None
-    ]
-
-
-def lane_places(keyed: Sequence[Event]) -> list[Place]:
-    """Return the further streams that events wait in: those of other lanes than the key's own."""
-    found: dict[str, str] = {}
-    for event in keyed:
-        for route in routes_of_new(event):
-            if route.lane and route != UNROUTED and event.key is not None:
-                found.setdefault(stream_of(route.lane, event.key), route.queue)
-    return [(stream, 1, queue) for stream, queue in found.items()]
+            if route != UNROUTED:
+                queues.setdefault(stream_of(route.lane, event.key), route.queue)
+    own = [(stream, count, queues.pop(stream, None)) for stream, count in counts.items()]
+    return own, [(stream, 1, queue) for stream, queue in queues.items()]
 
 
 def _parts(connection: BaseDatabaseWrapper, rows: list[New]) -> Iterator[list[New]]:

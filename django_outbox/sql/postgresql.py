@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any, ClassVar
@@ -15,9 +15,9 @@ from ..conf import CENTURY
 from ..events import UNROUTED_LANE
 from .claim import COUNT_RESCUE
 from .dialect import Dialect
-from .insert import Written, lane_places, own_places
+from .insert import Written, places_of
 from .postgresql_server import PostgreSQLServer
-from .sequence_numbers import Places, due_of_followers
+from .sequence_numbers import due_of_followers
 from .values import (
     DUE,
     EVENTS,
@@ -196,14 +196,11 @@ class PostgreSQL(PostgreSQLServer, Dialect):
     def _places(self, rows: Sequence[Written]) -> tuple[SQL, list[SQL]]:
         """Number a single event in the statement that inserts it."""
         event = rows[0][0]
-        if event.key is None or len(rows) > 1 or lane_places([event]):
+        own, in_lanes = places_of([event] if event.key and len(rows) == 1 else [])
+        if in_lanes or not own:
             return super()._places(rows)
-        upsert, params = self._upsert(own_places([event]), due=due_of_followers())
+        upsert, params = self._upsert(own, due=due_of_followers())
         return (f"WITH s AS ({upsert} RETURNING seq) ", params), [("(SELECT seq FROM s)", [])]
-
-    def _number(self, places: Places) -> Mapping[str, int]:
-        upsert, params = self._upsert(places, due=due_of_followers())
-        return dict(self._rows(f"{upsert} RETURNING stream, seq", params))
 
     def read_streams(self, read: StreamQuery) -> list[StreamRows]:
         # In one snapshot, but never in the claim's, which is older than its locks.

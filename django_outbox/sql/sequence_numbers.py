@@ -8,13 +8,12 @@ that makes an event pending raises it in the same transaction.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from ..conf import current
 from ..events import split_stream
 from ..queue_settings import DEFAULT_QUEUE
 from .statements import Statements
-from .values import marks
+from .values import SQL
 
 # A stream, how many numbers it needs, and the queue of its first new event; None: it gets none.
 Place = tuple[str, int, str | None]
@@ -28,11 +27,10 @@ UNLESS_SET = "COALESCE({row}due_at, {now})"
 UNLESS_LEASED = "CASE WHEN {row}locked_by IS NULL THEN {now} ELSE {row}due_at END"
 
 
-# New queue of a stream that gets an event, which is its head if nothing else was pending:
-IF_IDLE = "CASE WHEN {row}due_at IS NULL THEN {new} ELSE {row}queue END"
-
-
 class SequenceNumbers(Statements):
+    on_conflict = "ON CONFLICT (stream) DO UPDATE SET"
+    noted = "{}"  # SQL for a number that the response to the statement is to have
+
     def number(self, places: Places) -> dict[str, int]:
         """Take numbers in each stream and make it due; return the last number of each.
 
@@ -57,47 +55,35 @@ class SequenceNumbers(Statements):
             self._run(*self._upsert(places, due=UNLESS_LEASED))
 
     def _number(self, places: Places) -> Mapping[str, int]:
-        self._run(*self._upsert(places, due=due_of_followers()))
-        streams = [stream for stream, _, _ in places]
-        return dict(
-            self._rows(
-                f"SELECT stream, seq FROM {self._stream} WHERE stream IN ({marks(streams)})",
-                streams,
-            )
-        )
+        upsert, params = self._upsert(places, due=due_of_followers())
+        return dict(self._rows(f"{upsert} RETURNING stream, seq", params))
 
-    def _upsert(self, places: Places, *, due: str) -> tuple[str, list[Any]]:
+    def _upsert(self, places: Places, *, due: str) -> SQL:
         """Return the statement and its parameters. It locks rows in the order of ``places``."""
+        row, (alias, new) = f"{self._stream}.", self._new_row
+        seq = self.noted.format(f"{self.now_micros} + %s")
         rows = ", ".join(
-            f"(%s, %s, %s, {self.now_micros} + %s, {'NULL' if queue is None else self.now}, %s)"
+            f"(%s, %s, %s, {seq}, {'NULL' if queue is None else self.now}, %s)"
             for _, _, queue in places
         )
-        idle = IF_IDLE.format(row="st.", new="EXCLUDED.queue")
-        due = due_unless_left_out(due, places, new="EXCLUDED.due_at")
-        sql = (
-            f"INSERT INTO {self._stream} AS st "
-            f"(stream, key, lane, seq, due_at, queue) VALUES {rows} "
-            # The clock is constant within a statement, so it cancels out: the count remains.
-            f"ON CONFLICT (stream) DO UPDATE SET queue = {idle}, "
-            f"seq = st.seq + 1 + EXCLUDED.seq - {self.now_micros}, "
-            f"due_at = {due.format(row='st.', now=self.now)}"
-        )
-        return sql, upsert_values(places)
+        if any(queue is None for _, _, queue in places):  # some get no event
+            due = f"CASE WHEN {new.format('due_at')} IS NULL THEN {{row}}due_at ELSE {due} END"
+        # The clock is constant within a statement, so it cancels out: the count remains.
+        next_seq = self.noted.format(f"{row}seq + 1 + {new.format('seq')} - {self.now_micros}")
+        sql = f"""INSERT INTO {self._stream} (stream, {self.key}, lane, seq, due_at, queue)
+            VALUES {rows}{alias} {self.on_conflict}
+            queue = CASE WHEN {row}due_at IS NULL THEN {new.format("queue")} ELSE {row}queue END,
+            seq = {next_seq}, due_at = {due.format(row=row, now=self.now)}"""
+        return sql, [
+            value
+            for name, count, queue in places
+            for value in (name, *reversed(split_stream(name)), count - 1, queue or DEFAULT_QUEUE)
+        ]
 
-
-def upsert_values(places: Places) -> list[Any]:
-    return [
-        value
-        for stream, count, queue in places
-        for value in (stream, *reversed(split_stream(stream)), count - 1, queue or DEFAULT_QUEUE)
-    ]
-
-
-def due_unless_left_out(due: str, places: Places, *, new: str) -> str:
-    """Return the due time of streams of which some get no event; ``new`` is NULL for these."""
-    if all(queue is not None for _, _, queue in places):
-        return due
-    return f"CASE WHEN {new} IS NULL THEN {{row}}due_at ELSE {due} END"
+    @property
+    def _new_row(self) -> tuple[str, str]:
+        """Return the alias of the row that was to be inserted, and the SQL of its columns."""
+        return "", "EXCLUDED.{}"
 
 
 def due_of_followers() -> str:

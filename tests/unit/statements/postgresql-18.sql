@@ -982,34 +982,34 @@ WHERE e.stream = unlocked.stream;
 
 -- wake streams
 
-INSERT INTO "outbox_stream" AS st (stream, key, lane, seq, due_at, queue)
+INSERT INTO "outbox_stream" (stream, key, lane, seq, due_at, queue)
 VALUES (%s, %s, %s, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint + %s, statement_timestamp(), %s),
        (%s, %s, %s, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint + %s, statement_timestamp(), %s) ON CONFLICT (stream) DO
 UPDATE
-SET queue = CASE WHEN st.due_at IS NULL THEN EXCLUDED.queue ELSE st.queue
+SET queue = CASE WHEN "outbox_stream".due_at IS NULL THEN EXCLUDED.queue ELSE "outbox_stream".queue
             END,
-            seq = st.seq + 1 + EXCLUDED.seq - (extract(epoch
-                                                       FROM statement_timestamp()) * 1000000)::bigint, due_at = CASE
-                                                                                                                    WHEN st.locked_by IS NULL THEN statement_timestamp()
-                                                                                                                    ELSE st.due_at
-                                                                                                                END;
+            seq = "outbox_stream".seq + 1 + EXCLUDED.seq - (extract(epoch
+                                                                    FROM statement_timestamp()) * 1000000)::bigint, due_at = CASE
+                                                                                                                                 WHEN "outbox_stream".locked_by IS NULL THEN statement_timestamp()
+                                                                                                                                 ELSE "outbox_stream".due_at
+                                                                                                                             END;
 
 -- number events
 
-INSERT INTO "outbox_stream" AS st (stream, key, lane, seq, due_at, queue)
+INSERT INTO "outbox_stream" (stream, key, lane, seq, due_at, queue)
 VALUES (%s, %s, %s, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint + %s, statement_timestamp(), %s),
        (%s, %s, %s, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint + %s, NULL, %s) ON CONFLICT (stream) DO
 UPDATE
-SET queue = CASE WHEN st.due_at IS NULL THEN EXCLUDED.queue ELSE st.queue
+SET queue = CASE WHEN "outbox_stream".due_at IS NULL THEN EXCLUDED.queue ELSE "outbox_stream".queue
             END,
-            seq = st.seq + 1 + EXCLUDED.seq - (extract(epoch
-                                                       FROM statement_timestamp()) * 1000000)::bigint, due_at = CASE
-                                                                                                                    WHEN EXCLUDED.due_at IS NULL THEN st.due_at
-                                                                                                                    ELSE COALESCE(st.due_at,
+            seq = "outbox_stream".seq + 1 + EXCLUDED.seq - (extract(epoch
+                                                                    FROM statement_timestamp()) * 1000000)::bigint, due_at = CASE
+                                                                                                                                 WHEN EXCLUDED.due_at IS NULL THEN "outbox_stream".due_at
+                                                                                                                                 ELSE COALESCE("outbox_stream".due_at,
 
-                                                                                                                           statement_timestamp())
-                                                                                                                END RETURNING stream,
-                                                                                                                              seq;
+                                                                                                                                        statement_timestamp())
+                                                                                                                             END RETURNING stream,
+                                                                                                                                           seq;
 
 -- resume
 

@@ -912,47 +912,46 @@ WHERE stream IN (%s)
 
 -- wake streams
 
-INSERT INTO "outbox_stream" AS st (stream, key, lane, seq, due_at, queue)
+INSERT INTO "outbox_stream" (stream, key, lane, seq, due_at, queue)
 VALUES (%s, %s, %s, (CAST(strftime('%%s', 'now') AS INTEGER) * 1000000 + CAST(substr(strftime('%%f', 'now'), 4) AS INTEGER) * 1000) + %s, strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now'), %s),
        (%s, %s, %s, (CAST(strftime('%%s', 'now') AS INTEGER) * 1000000 + CAST(substr(strftime('%%f', 'now'), 4) AS INTEGER) * 1000) + %s, strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now'), %s) ON CONFLICT (stream) DO
 UPDATE
-SET queue = CASE WHEN st.due_at IS NULL THEN EXCLUDED.queue ELSE st.queue
+SET queue = CASE WHEN "outbox_stream".due_at IS NULL THEN EXCLUDED.queue ELSE "outbox_stream".queue
             END,
-            seq = st.seq + 1 + EXCLUDED.seq - (CAST(strftime('%%s',
-                                                      'now') AS INTEGER) * 1000000 + CAST(substr(strftime('%%f',
+            seq = "outbox_stream".seq + 1 + EXCLUDED.seq - (CAST(strftime('%%s',
+                                                                   'now') AS INTEGER) * 1000000 + CAST(substr(strftime('%%f',
 
-                                                                                                   'now'),
-                                                                                            4) AS INTEGER) * 1000), due_at = CASE
-                                                                                                                                 WHEN st.locked_by IS NULL THEN strftime('%%Y-%%m-%%d %%H:%%M:%%f000',
+                                                                                                                'now'),
 
-                                                                                                                                                                  'now')
-                                                                                                                                 ELSE st.due_at
-                                                                                                                             END;
+                                                                                                         4) AS INTEGER) * 1000), due_at = CASE
+                                                                                                                                              WHEN "outbox_stream".locked_by IS NULL THEN strftime('%%Y-%%m-%%d %%H:%%M:%%f000',
+
+                                                                                                                                                                                            'now')
+                                                                                                                                              ELSE "outbox_stream".due_at
+                                                                                                                                          END;
 
 -- number events
 
-INSERT INTO "outbox_stream" AS st (stream, key, lane, seq, due_at, queue)
+INSERT INTO "outbox_stream" (stream, key, lane, seq, due_at, queue)
 VALUES (%s, %s, %s, (CAST(strftime('%%s', 'now') AS INTEGER) * 1000000 + CAST(substr(strftime('%%f', 'now'), 4) AS INTEGER) * 1000) + %s, strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now'), %s),
        (%s, %s, %s, (CAST(strftime('%%s', 'now') AS INTEGER) * 1000000 + CAST(substr(strftime('%%f', 'now'), 4) AS INTEGER) * 1000) + %s, NULL, %s) ON CONFLICT (stream) DO
 UPDATE
-SET queue = CASE WHEN st.due_at IS NULL THEN EXCLUDED.queue ELSE st.queue
+SET queue = CASE WHEN "outbox_stream".due_at IS NULL THEN EXCLUDED.queue ELSE "outbox_stream".queue
             END,
-            seq = st.seq + 1 + EXCLUDED.seq - (CAST(strftime('%%s',
-                                                      'now') AS INTEGER) * 1000000 + CAST(substr(strftime('%%f',
+            seq = "outbox_stream".seq + 1 + EXCLUDED.seq - (CAST(strftime('%%s',
+                                                                   'now') AS INTEGER) * 1000000 + CAST(substr(strftime('%%f',
 
-                                                                                                   'now'),
-                                                                                            4) AS INTEGER) * 1000), due_at = CASE
-                                                                                                                                 WHEN EXCLUDED.due_at IS NULL THEN st.due_at
-                                                                                                                                 ELSE COALESCE(st.due_at,
+                                                                                                                'now'),
 
-                                                                                                                                        strftime('%%Y-%%m-%%d %%H:%%M:%%f000',
+                                                                                                         4) AS INTEGER) * 1000), due_at = CASE
+                                                                                                                                              WHEN EXCLUDED.due_at IS NULL THEN "outbox_stream".due_at
+                                                                                                                                              ELSE COALESCE("outbox_stream".due_at,
 
-                                                                                                                                          'now'))
-                                                                                                                             END;
+                                                                                                                                                     strftime('%%Y-%%m-%%d %%H:%%M:%%f000',
 
-SELECT stream, seq
-FROM "outbox_stream"
-WHERE stream IN (%s, %s);
+                                                                                                                                                       'now'))
+                                                                                                                                          END RETURNING stream,
+                                                                                                                                                        seq;
 
 -- resume
 
