@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from ..events import SLOT_PREFIX, slot_of
 from ..listeners.queues import Route
 from .settle import Settling
-from .values import LeaseKind, Leases, Row
+from .values import SQL, LeaseKind, Leases, in_parts
 
 # What a further row has of the row that it is made from.
 COPIED = (
@@ -15,7 +16,7 @@ COPIED = (
     *("headers", "occurred_at", "created_at", "key", "seq"),
 )
 
-IDS = 500  # per statement: below the limit of 999 parameters in old SQLite
+IDS = 500  # per statement: below the 999 parameters that Django knows of SQLite
 
 
 class Routing(Settling):
@@ -36,16 +37,15 @@ class Routing(Settling):
         Those with a key are not leased afterwards: they are due by their streams.
         """
         held, params = self._held(me, leases, kind)
+        place, given = self._place(route)
         unkeyed = ", ".join(
             f"{each} = CASE WHEN {self.key} IS NULL THEN {each} END"
             for each in ("available_at", "locked_by", "locked_at")
         )
-        return self._run(
-            f"""UPDATE {self._event_by_id} SET
-                listener = %s, routes = %s, queue = %s, stream = {self._place}, {unkeyed}
-            WHERE listener IS NULL AND {held}""",
-            [route.title, receipt, route.queue, *_places(route), *params],
-        )
+        sql = f"""UPDATE {self._event_by_id} SET
+                listener = %s, routes = %s, queue = %s, stream = {place}, {unkeyed}
+            WHERE listener IS NULL AND {held}"""
+        return self._run(sql, [route.title, receipt, route.queue, *given, *params])
 
     def add_rows(self, *, ids: Sequence[str], route: Route, receipt: str) -> None:
         """Insert a row for a further listener of the events of these rows, due now.
@@ -54,62 +54,41 @@ class Routing(Settling):
         """
         one_of, given = self._one_of(ids)
         copied = ", ".join(self.key if each == "key" else each for each in COPIED)
-        table, joined, key = self._event, self.joined, self.key
-        self._run(
-            f"""INSERT INTO {table} (id, listener, routes, queue, stream, first_due_at,
+        table, key, (place, places) = self._event, self.key, self._place(route)
+        sql = f"""INSERT INTO {table} (id, listener, routes, queue, stream, first_due_at,
                 available_at, deliver_at, status, attempts, rescues, {copied})
-            SELECT {joined.format("event_id", "%s")}, %s, %s, %s,
-                {self._place}, {self.now},
+            SELECT {self.joined.format("event_id", "%s")}, %s, %s, %s, {place}, {self.now},
                 CASE WHEN {key} IS NULL THEN {self.now} END,
                 CASE WHEN {key} IS NULL THEN deliver_at END, 0, 0, 0, {copied}
-            FROM {table} WHERE {one_of} AND routes = %s{self.skip_known}""",
-            [
-                *(f".{route.digest}", route.title, receipt, route.queue, *_places(route)),
-                *given,
-                receipt,
-            ],
-        )
+            FROM {table} WHERE {one_of} AND routes = %s{self.skip_known}"""
+        new = [f".{route.digest}", route.title, receipt, route.queue, *places]
+        self._run(sql, [*new, *given, receipt])
 
-    @property
-    def _place(self) -> str:
-        """The SQL of a routed row's stream or slot; its parameters are ``_places``."""
+    def _place(self, route: Route) -> SQL:
+        """Return the SQL of the stream or slot of a row with this route."""
         name = f"SUBSTR(stream, {SLOT_PREFIX + 1})"
-        return (
-            f"CASE WHEN {self.key} IS NOT NULL THEN {self.joined.format('%s', self.key)} "
-            f"WHEN stream IS NOT NULL THEN {self.joined.format('%s', name)} END"
-        )
+        sql = f"""CASE WHEN {self.key} IS NOT NULL THEN {self.joined.format("%s", self.key)}
+            WHEN stream IS NOT NULL THEN {self.joined.format("%s", name)} END"""
+        return sql, [f"{route.lane}:", slot_of(route.digest, "")]
 
     def lock_event(self, event_id: str) -> dict[str, str]:
         """Lock the rows of an event, in the order of their ids; return the receipt of each."""
-        return {
-            row_id: routes or ""
-            for row_id, routes in self._rows(
-                f"""SELECT id, routes FROM {self._event_by_id}
-                        WHERE id >= %s AND id < %s AND event_id = %s ORDER BY id{self.row_lock}""",
-                [event_id, f"{event_id}/", event_id],
-            )
-        }
+        of_event = "id >= %s AND id < %s AND event_id = %s"
+        rows = self._lock(of_event, [event_id, f"{event_id}/", event_id])
+        return {row_id: receipt for row_id, _, receipt in rows}
 
     def lock_rows(self, ids: Sequence[str]) -> list[tuple[str, str, str]]:
         """Lock rows in the order of ``ids``; return the id, event id and receipt of each."""
-        found: list[Row] = []
-        for start in range(0, len(ids), IDS):
-            one_of, given = self._one_of(ids[start : start + IDS])
-            found += self._rows(
-                f"""SELECT id, event_id, routes FROM {self._event_by_id}
-                                WHERE {one_of} ORDER BY id{self.row_lock}""",
-                given,
-            )
-        return [(row_id, event_id, routes or "") for row_id, event_id, routes in found]
+        return [row for some in in_parts(ids, IDS) for row in self._lock(*self._one_of(some))]
+
+    def _lock(self, where: str, params: Sequence[Any]) -> list[tuple[str, str, str]]:
+        sql = f"SELECT id, event_id, routes FROM {self._event_by_id} WHERE {where} ORDER BY id"
+        rows = self._rows(f"{sql}{self.row_lock}", params)
+        return [(row_id, event_id, receipt or "") for row_id, event_id, receipt in rows]
 
     def note_receipt(self, *, ids: Sequence[str], receipt: str) -> None:
         """Write a receipt into locked rows."""
-        for start in range(0, len(ids), IDS):
-            one_of, given = self._one_of(ids[start : start + IDS])
+        for some in in_parts(ids, IDS):
+            one_of, given = self._one_of(some)
             sql = f"UPDATE {self._event_by_id} SET routes = %s WHERE {one_of}"
             self._run(sql, [receipt, *given])
-
-
-def _places(route: Route) -> tuple[str, str]:
-    """Return what comes before a key and before the name of a slot in a route's rows."""
-    return f"{route.lane}:", slot_of(route.digest, "")

@@ -13,13 +13,13 @@ from ..conf import current
 from ..events import split_stream
 from ..queue_settings import DEFAULT_QUEUE
 from .statements import Statements
-from .values import SQL
+from .values import SQL, in_parts
 
 # A stream, how many numbers it needs, and the queue of its first new event; None: it gets none.
 Place = tuple[str, int, str | None]
 Places = Sequence[Place]
 
-STREAMS = 190  # per statement: with five parameters each, below the limit of 999 in old SQLite
+STREAMS = 190  # per statement: with five parameters each, below the 999 that Django knows of SQLite
 
 # New due time of a stream that gets an event. Here a head that waits for its retry blocks it:
 UNLESS_SET = "COALESCE({row}due_at, {now})"
@@ -95,6 +95,4 @@ def due_of_followers() -> str:
 
 def _parts(places: Places) -> Iterator[Places]:
     """Split by statement. Streams are sorted: writers of the same ones wait and do not deadlock."""
-    places = sorted(places)
-    for start in range(0, len(places), STREAMS):
-        yield places[start : start + STREAMS]
+    return in_parts(sorted(places), STREAMS)

@@ -10,7 +10,17 @@ from django.db import transaction
 from ..listeners.history import Entry, addition
 from ..listeners.outcomes import DONE, Status
 from .claim import EventLeases
-from .values import DECIDED, Column, EachUpdate, Ending, LeaseKind, Leases, instants, plain
+from .values import (
+    DECIDED,
+    Column,
+    EachUpdate,
+    Ending,
+    LeaseKind,
+    Leases,
+    in_parts,
+    instants,
+    plain,
+)
 
 
 class Settling(EventLeases):
@@ -27,11 +37,9 @@ class Settling(EventLeases):
     ) -> int:
         """Write decisions of any kind; return how many rows ``me`` still held."""
         # Of ``done``, only the rows' ends are to be written, or the rows are deleted.
-        done: list[str] = []
-        others: list[Ending] = []
+        done, others = list[str](), list[Ending]()
         for each in endings:
-            decision = each.decision
-            if decision is DONE or (delete_done and decision.status is Status.DONE):
+            if each.decision is DONE or (delete_done and each.decision.status is Status.DONE):
                 done.append(each.id)
             else:
                 others.append(each)
@@ -40,8 +48,7 @@ class Settling(EventLeases):
             count = self.delete_done(me=me, ids=done, kind=kind)
         if count < len(done):
             count += self.settle_done(me=me, ids=done, kind=kind)
-        for start in range(0, len(others), self.rows_at_once):
-            some = others[start : start + self.rows_at_once]
+        for some in in_parts(others, self.rows_at_once):
             count += self.settle(me=me, endings=some, kind=kind)
         return count
 
@@ -53,22 +60,18 @@ class Settling(EventLeases):
         """
         one_of, given = self._one_of(ids)
         fence, params = self._fence(me, None, kind)
-        return self._run(
-            f"""UPDATE {self._event_by_id} SET status = 1, done_at = {self.now},
+        sql = f"""UPDATE {self._event_by_id} SET status = 1, done_at = {self.now},
                 available_at = NULL, locked_by = NULL, locked_at = NULL
-            WHERE {one_of} AND {fence}""",
-            [*given, *params],
-        )
+            WHERE {one_of} AND {fence}"""
+        return self._run(sql, [*given, *params])
 
     def delete_done(self, *, me: str, ids: Collection[str], kind: LeaseKind = LeaseKind.ROW) -> int:
         """Delete rows that are done; keep those with a unique key, which must stay reserved."""
         one_of, given = self._one_of(ids)
         fence, params = self._fence(me, None, kind)
-        return self._run(
-            f"""DELETE {self.deleted_by_id.format(self._event)}
-            WHERE {one_of} AND {fence} AND unique_key IS NULL""",
-            [*given, *params],
-        )
+        sql = f"""DELETE {self.deleted_by_id.format(self._event)}
+            WHERE {one_of} AND {fence} AND unique_key IS NULL"""
+        return self._run(sql, [*given, *params])
 
     def settle(self, *, me: str, endings: Sequence[Ending], kind: LeaseKind = LeaseKind.ROW) -> int:
         """Write retries, deferrals and dead events; return how many rows ``me`` still held.
@@ -100,12 +103,9 @@ class Settling(EventLeases):
         """Add an entry to the history of rows; return how many ``me`` still held."""
         held, params = self._held(me, leases, kind)
         longer = self.joined.format("SUBSTR(history, 1, LENGTH(history) - 1)", "%s")
-        return self._run(
-            f"""UPDATE {self._event_by_id} SET
-                history = CASE WHEN history IS NULL THEN %s ELSE {longer} END
-            WHERE {held}""",
-            [*addition(entry), *params],
-        )
+        sql = f"""UPDATE {self._event_by_id} SET
+            history = CASE WHEN history IS NULL THEN %s ELSE {longer} END WHERE {held}"""
+        return self._run(sql, [*addition(entry), *params])
 
     @contextmanager
     def read_committed(self) -> Iterator[None]:

@@ -8,7 +8,7 @@ from typing import Any
 from ..listeners.outcomes import COALESCED
 from .inspection import Inspection
 from .streams import StreamLeases
-from .values import FULL, INSTANTS, SQL, Row, instant
+from .values import FULL, Row, in_parts, instant
 
 MOST_ROWS = 1000  # of a slot that one statement reads, or that one ends
 # Neither leased nor postponed by a pause; no suspect either, which is claimed alone.
@@ -48,43 +48,30 @@ class Slots(StreamLeases, Inspection):
         those of the row that it replaces.
         """
         one_of, given = self._one_of(ids)
-        most = "CASE WHEN rescues < %s THEN %s ELSE rescues END"
+        changes = f"""rescues = CASE WHEN rescues < %s THEN %s ELSE rescues END,
+            locked_by = %s, locked_at = %s, available_at = {self.now_plus}"""
         self._update_unlocked(
             "outbox_event",
-            changes=(
-                f"""rescues = {most}, locked_by = %s, locked_at = %s,
-                available_at = {self.now_plus}""",
-                [rescues, rescues, me, instant(locked_at, self.connection), lease],
-            ),
+            changes=(changes, [rescues, rescues, me, instant(locked_at, self.connection), lease]),
             where=(f"{one_of} AND status IN (0, 2) AND {FREE}", given),
         )
-        names = [self.key if each == "key" else each for each in FULL]
-        columns = ", ".join(self._in_utc(each) if each in INSTANTS else each for each in names)
         mine, params = self._held(me, dict.fromkeys(ids, locked_at))
-        return [*self._rows(f"SELECT {columns} FROM {self._event_by_id} WHERE {mine}", params)]
+        sql = f"SELECT {self._columns(FULL)} FROM {self._event_by_id} WHERE {mine}"
+        return self._rows(sql, params)
 
     def end_coalesced(self, *, me: str, ids: Sequence[str], locked_at: Any) -> int:
         """End pending rows as done that are free or leased by ``me`` since then; return how many.
 
         Locked rows stay as they are.
         """
-        return sum(
-            self._update_unlocked(
-                "outbox_event",
-                changes=(
-                    f"""status = 1, done_at = {self.now}, available_at = NULL, result = %s,
-                    locked_by = NULL, locked_at = NULL""",
-                    [COALESCED],
-                ),
-                where=self._free_or_mine(me, ids[start : start + MOST_ROWS], locked_at),
+        ended = f"""status = 1, done_at = {self.now}, available_at = NULL, result = %s,
+            locked_by = NULL, locked_at = NULL"""
+        mine = f"status IN (0, 2) AND ({FREE} OR (locked_by = %s AND locked_at = %s))"
+        count, owner = 0, [me, instant(locked_at, self.connection)]
+        for some in in_parts(ids, MOST_ROWS):
+            one_of, given = self._one_of(some)
+            where = f"{one_of} AND {mine}", [*given, *owner]
+            count += self._update_unlocked(
+                "outbox_event", changes=(ended, [COALESCED]), where=where
             )
-            for start in range(0, len(ids), MOST_ROWS)
-        )
-
-    def _free_or_mine(self, me: str, ids: Sequence[str], locked_at: Any) -> SQL:
-        one_of, given = self._one_of(ids)
-        mine = f"({FREE} OR (locked_by = %s AND locked_at = %s))"
-        return (
-            f"{one_of} AND status IN (0, 2) AND {mine}",
-            [*given, me, instant(locked_at, self.connection)],
-        )
+        return count

@@ -19,6 +19,7 @@ from .values import (
     Leases,
     Row,
     Table,
+    in_parts,
     instant,
     marks,
     to_database,
@@ -74,8 +75,8 @@ class Statements(ABC):
     def _rows_of_each(self, selects: Sequence[SQL]) -> list[Row]:
         """Execute several statements together; return the rows of all."""
         found = list[Row]()
-        for start in range(0, len(selects), TOGETHER):
-            found += self._rows(*self._union(selects[start : start + TOGETHER]))
+        for some in in_parts(selects, TOGETHER):
+            found += self._rows(*self._union(some))
         return found
 
     def _union(self, selects: Sequence[SQL]) -> SQL:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..events import stored_instant
 from ..listeners.outcomes import Decision
 
+V = TypeVar("V")
 Row = tuple[Any, ...]
 
 SQL = tuple[str, list[Any]]  # a piece of SQL and its parameters
@@ -293,6 +294,12 @@ def claimed(
         more = name in cut or counts[name] >= limits.get(name, 0)
         found[name] = Found(more, (now - since).total_seconds())
     return Claimed(rows, found)
+
+
+def in_parts(values: Sequence[V], size: int) -> Iterator[Sequence[V]]:
+    """Yield at most ``size`` of these values at a time."""
+    for start in range(0, len(values), size):
+        yield values[start : start + size]
 
 
 def marks(values: Collection[Any]) -> str:

@@ -632,7 +632,7 @@ WHERE id IN (%s, %s)
 
 -- lock an event
 
-SELECT id, routes
+SELECT id, event_id, routes
 FROM `outbox_event` e
 FORCE INDEX (PRIMARY)
 WHERE id >= %s

@@ -594,7 +594,7 @@ WHERE id = ANY(%s)
 
 -- lock an event
 
-SELECT id, routes
+SELECT id, event_id, routes
 FROM "outbox_event" AS e
 WHERE id >= %s
   AND id < %s

@@ -595,7 +595,7 @@ WHERE id IN (%s, %s)
 
 -- lock an event
 
-SELECT id, routes
+SELECT id, event_id, routes
 FROM "outbox_event" AS e
 WHERE id >= %s
   AND id < %s
@@ -695,9 +695,17 @@ WHERE id IN (%s, %s)
        AND locked_at IS NULL
        AND rescues < 2);
 
-SELECT id, attempts, rescues, listener, routes, queue, history, occurred_at, created_at, deliver_at,
-       first_due_at, event_id, event_type, aggregate_type, aggregate_id, tenant_id, payload, headers, unique_key, key,
-       stream
+SELECT id, attempts, rescues, listener, routes, queue, history, +occurred_at, +created_at, +deliver_at, +first_due_at,
+                                                                                                         event_id,
+                                                                                                         event_type,
+                                                                                                         aggregate_type,
+                                                                                                         aggregate_id,
+                                                                                                         tenant_id,
+                                                                                                         payload,
+                                                                                                         headers,
+                                                                                                         unique_key,
+                                                                                                         key,
+                                                                                                         stream
 FROM "outbox_event" AS e
 WHERE id IN (%s, %s)
   AND e.status IN (0, 2)
