@@ -26,6 +26,7 @@ from .values import (
     claimed,
     instant,
     instants,
+    seconds_between,
     to_database,
 )
 
@@ -197,10 +198,8 @@ class EventLeases(Statements):
         """
         found: dict[str, float] = {}
         after = self.now_plus, [-since]
-        for queue, *due_and_now in self._first_of_each(queues, after=after):
-            due, now = map(stored_instant, due_and_now)
-            if due is not None and now is not None:
-                seconds = (due - now).total_seconds()
+        for queue, due, now in self._first_of_each(queues, after=after):
+            if (seconds := seconds_between(now, due)) is not None:
                 found[queue] = min(seconds, found.get(queue, seconds))
         return found
 
@@ -210,17 +209,15 @@ class EventLeases(Statements):
 
     def _first_of_each(self, queues: Sequence[str], **bounds: SQL) -> list[Row]:
         """Return queue, due time and clock of the first row and stream of each queue in bounds."""
-        selects, params = [], []
+        selects = []
         for queue in queues:
             for table in (EVENTS, STREAMS):
                 due, given = self._in_queue(queue, column=table.due, **bounds)
-                selects.append(
-                    f"SELECT * FROM (SELECT queue, {self._in_utc(table.due)} AS at, "
-                    f"{self._in_utc(self.now)} AS now FROM {self._by_due(table)} "
-                    f"WHERE {due} ORDER BY {self.by_queue}{table.due} LIMIT 1) due"
-                )
-                params += given
-        return self._rows(" UNION ALL ".join(selects), params)
+                sql = f"""SELECT queue, {self._in_utc(table.due)}, {self._in_utc(self.now)}
+                    FROM {self._by_due(table)} WHERE {due}
+                    ORDER BY {self.by_queue}{table.due} LIMIT 1"""
+                selects.append((sql, given))
+        return self._rows_of_each(selects)
 
     def other_queues(self, *, known: Collection[str]) -> list[str]:
         """Return queues besides the ``known`` ones that rows or streams wait in.
@@ -238,17 +235,14 @@ class EventLeases(Statements):
 
     def _first_in_gaps(self, names: Sequence[str]) -> set[str]:
         """Return the first queue between each two of these sorted names, and at both ends."""
-        selects, params = [], []
+        selects = []
         for low, high in zip(["", *names], [*names, None], strict=True):
             for table in (EVENTS, STREAMS):
                 below, more = ("", []) if high is None else ("AND queue < %s ", [high])
-                selects.append(
-                    f"SELECT * FROM (SELECT queue FROM {self._by_due(table)} "
-                    f"WHERE queue > %s {below}AND {self._has_due_time(table.due)} "
-                    f"ORDER BY queue, {table.due} LIMIT 1) gap"
-                )
-                params += [low, *more]
-        return {row[0] for row in self._rows(" UNION ALL ".join(selects), params)}
+                sql = f"""SELECT queue FROM {self._by_due(table)} WHERE queue > %s {below}
+                    AND {self._has_due_time(table.due)} ORDER BY queue, {table.due} LIMIT 1"""
+                selects.append((sql, [low, *more]))
+        return {row[0] for row in self._rows_of_each(selects)}
 
     def move(self, *, ids: Sequence[str], queue: str, newest: datetime) -> int:
         """Move unlocked rows that are due until ``newest`` to a queue; return how many."""

@@ -16,18 +16,7 @@ from ..conf import index_name
 from .dialect import Dialect
 from .mysql_server import MySQLServer
 from .sequence_numbers import Places, due_of_followers
-from .values import (
-    EVENTS,
-    PRIMARY_KEYS,
-    SQL,
-    STREAMS,
-    Claim,
-    EachUpdate,
-    Row,
-    StreamQuery,
-    Table,
-    marks,
-)
+from .values import EVENTS, PRIMARY_KEYS, SQL, Claim, EachUpdate, Row, StreamQuery, Table, marks
 
 logger = logging.getLogger("django_outbox")
 NOT_LOCKED = (1205, 1213)  # errors: a lock wait timed out; a deadlock
@@ -127,17 +116,9 @@ class MySQL(MySQLServer, Dialect):
         return spelled(update.changes), mine
 
     def other_queues(self, *, known: Collection[str]) -> list[str]:
-        # Finished rows are in the indexes too.
-        selects, params = [], []
-        for queue in super().other_queues(known=known):
-            for table in (EVENTS, STREAMS):
-                selects.append(
-                    f"(SELECT queue FROM {self._by_due(table)} "
-                    f"WHERE queue = %s AND {table.due} IS NOT NULL ORDER BY {table.due} LIMIT 1)"
-                )
-                params.append(queue)
-        rows = self._rows(" UNION ALL ".join(selects), params) if selects else []
-        return sorted({row[0] for row in rows})
+        # Finished rows are in the indexes too, without a due time.
+        found = super().other_queues(known=known)
+        return sorted({row[0] for row in self._first_of_each(found, after=("'1000-01-01'", []))})
 
     def _by_due(self, table: Table) -> str:
         hint = f"FORCE INDEX ({index_name(f'{table.name}_queue')})"

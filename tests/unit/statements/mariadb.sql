@@ -835,169 +835,141 @@ FROM
 
 -- when is the next due
 
-SELECT *
-FROM
-  (SELECT queue, available_at AS at, UTC_TIMESTAMP(6) AS now
+(SELECT queue, available_at, UTC_TIMESTAMP(6)
    FROM `outbox_event`
    FORCE INDEX (outbox_event_queue_cdb4ee2a)
    WHERE queue = %s
      AND available_at >= UTC_TIMESTAMP(6) + INTERVAL %s SECOND
    ORDER BY available_at
-   LIMIT 1) due
+   LIMIT 1)
 UNION ALL
-SELECT *
-FROM
-  (SELECT queue, due_at AS at, UTC_TIMESTAMP(6) AS now
+  (SELECT queue, due_at, UTC_TIMESTAMP(6)
    FROM `outbox_stream`
    FORCE INDEX (outbox_stream_queue_cdb4ee2a)
    WHERE queue = %s
      AND due_at >= UTC_TIMESTAMP(6) + INTERVAL %s SECOND
    ORDER BY due_at
-   LIMIT 1) due;
+   LIMIT 1);
 
 -- is anything due
 
-SELECT *
-FROM
-  (SELECT queue, available_at AS at, UTC_TIMESTAMP(6) AS now
+(SELECT queue, available_at, UTC_TIMESTAMP(6)
    FROM `outbox_event`
    FORCE INDEX (outbox_event_queue_cdb4ee2a)
    WHERE queue = %s
      AND available_at <= UTC_TIMESTAMP(6)
    ORDER BY available_at
-   LIMIT 1) due
+   LIMIT 1)
 UNION ALL
-SELECT *
-FROM
-  (SELECT queue, due_at AS at, UTC_TIMESTAMP(6) AS now
+  (SELECT queue, due_at, UTC_TIMESTAMP(6)
    FROM `outbox_stream`
    FORCE INDEX (outbox_stream_queue_cdb4ee2a)
    WHERE queue = %s
      AND due_at <= UTC_TIMESTAMP(6)
    ORDER BY due_at
-   LIMIT 1) due;
+   LIMIT 1);
 
 -- other queues
-
-SELECT *
-FROM
-  (SELECT queue
-   FROM `outbox_event`
-   FORCE INDEX (outbox_event_queue_cdb4ee2a)
-   WHERE queue > %s
-     AND queue < %s
-     AND 1 = 1
-   ORDER BY queue, available_at
-   LIMIT 1) gap
-UNION ALL
-SELECT *
-FROM
-  (SELECT queue
-   FROM `outbox_stream`
-   FORCE INDEX (outbox_stream_queue_cdb4ee2a)
-   WHERE queue > %s
-     AND queue < %s
-     AND 1 = 1
-   ORDER BY queue, due_at
-   LIMIT 1) gap
-UNION ALL
-SELECT *
-FROM
-  (SELECT queue
-   FROM `outbox_event`
-   FORCE INDEX (outbox_event_queue_cdb4ee2a)
-   WHERE queue > %s
-     AND 1 = 1
-   ORDER BY queue, available_at
-   LIMIT 1) gap
-UNION ALL
-SELECT *
-FROM
-  (SELECT queue
-   FROM `outbox_stream`
-   FORCE INDEX (outbox_stream_queue_cdb4ee2a)
-   WHERE queue > %s
-     AND 1 = 1
-   ORDER BY queue, due_at
-   LIMIT 1) gap;
-
-SELECT *
-FROM
-  (SELECT queue
-   FROM `outbox_event`
-   FORCE INDEX (outbox_event_queue_cdb4ee2a)
-   WHERE queue > %s
-     AND queue < %s
-     AND 1 = 1
-   ORDER BY queue, available_at
-   LIMIT 1) gap
-UNION ALL
-SELECT *
-FROM
-  (SELECT queue
-   FROM `outbox_stream`
-   FORCE INDEX (outbox_stream_queue_cdb4ee2a)
-   WHERE queue > %s
-     AND queue < %s
-     AND 1 = 1
-   ORDER BY queue, due_at
-   LIMIT 1) gap
-UNION ALL
-SELECT *
-FROM
-  (SELECT queue
-   FROM `outbox_event`
-   FORCE INDEX (outbox_event_queue_cdb4ee2a)
-   WHERE queue > %s
-     AND queue < %s
-     AND 1 = 1
-   ORDER BY queue, available_at
-   LIMIT 1) gap
-UNION ALL
-SELECT *
-FROM
-  (SELECT queue
-   FROM `outbox_stream`
-   FORCE INDEX (outbox_stream_queue_cdb4ee2a)
-   WHERE queue > %s
-     AND queue < %s
-     AND 1 = 1
-   ORDER BY queue, due_at
-   LIMIT 1) gap
-UNION ALL
-SELECT *
-FROM
-  (SELECT queue
-   FROM `outbox_event`
-   FORCE INDEX (outbox_event_queue_cdb4ee2a)
-   WHERE queue > %s
-     AND 1 = 1
-   ORDER BY queue, available_at
-   LIMIT 1) gap
-UNION ALL
-SELECT *
-FROM
-  (SELECT queue
-   FROM `outbox_stream`
-   FORCE INDEX (outbox_stream_queue_cdb4ee2a)
-   WHERE queue > %s
-     AND 1 = 1
-   ORDER BY queue, due_at
-   LIMIT 1) gap;
 
 (SELECT queue
    FROM `outbox_event`
    FORCE INDEX (outbox_event_queue_cdb4ee2a)
-   WHERE queue = %s
-     AND available_at IS NOT NULL
-   ORDER BY available_at
+   WHERE queue > %s
+     AND queue < %s
+     AND 1 = 1
+   ORDER BY queue, available_at
    LIMIT 1)
 UNION ALL
   (SELECT queue
    FROM `outbox_stream`
    FORCE INDEX (outbox_stream_queue_cdb4ee2a)
+   WHERE queue > %s
+     AND queue < %s
+     AND 1 = 1
+   ORDER BY queue, due_at
+   LIMIT 1)
+UNION ALL
+  (SELECT queue
+   FROM `outbox_event`
+   FORCE INDEX (outbox_event_queue_cdb4ee2a)
+   WHERE queue > %s
+     AND 1 = 1
+   ORDER BY queue, available_at
+   LIMIT 1)
+UNION ALL
+  (SELECT queue
+   FROM `outbox_stream`
+   FORCE INDEX (outbox_stream_queue_cdb4ee2a)
+   WHERE queue > %s
+     AND 1 = 1
+   ORDER BY queue, due_at
+   LIMIT 1);
+
+(SELECT queue
+   FROM `outbox_event`
+   FORCE INDEX (outbox_event_queue_cdb4ee2a)
+   WHERE queue > %s
+     AND queue < %s
+     AND 1 = 1
+   ORDER BY queue, available_at
+   LIMIT 1)
+UNION ALL
+  (SELECT queue
+   FROM `outbox_stream`
+   FORCE INDEX (outbox_stream_queue_cdb4ee2a)
+   WHERE queue > %s
+     AND queue < %s
+     AND 1 = 1
+   ORDER BY queue, due_at
+   LIMIT 1)
+UNION ALL
+  (SELECT queue
+   FROM `outbox_event`
+   FORCE INDEX (outbox_event_queue_cdb4ee2a)
+   WHERE queue > %s
+     AND queue < %s
+     AND 1 = 1
+   ORDER BY queue, available_at
+   LIMIT 1)
+UNION ALL
+  (SELECT queue
+   FROM `outbox_stream`
+   FORCE INDEX (outbox_stream_queue_cdb4ee2a)
+   WHERE queue > %s
+     AND queue < %s
+     AND 1 = 1
+   ORDER BY queue, due_at
+   LIMIT 1)
+UNION ALL
+  (SELECT queue
+   FROM `outbox_event`
+   FORCE INDEX (outbox_event_queue_cdb4ee2a)
+   WHERE queue > %s
+     AND 1 = 1
+   ORDER BY queue, available_at
+   LIMIT 1)
+UNION ALL
+  (SELECT queue
+   FROM `outbox_stream`
+   FORCE INDEX (outbox_stream_queue_cdb4ee2a)
+   WHERE queue > %s
+     AND 1 = 1
+   ORDER BY queue, due_at
+   LIMIT 1);
+
+(SELECT queue, available_at, UTC_TIMESTAMP(6)
+   FROM `outbox_event`
+   FORCE INDEX (outbox_event_queue_cdb4ee2a)
    WHERE queue = %s
-     AND due_at IS NOT NULL
+     AND available_at >= '1000-01-01'
+   ORDER BY available_at
+   LIMIT 1)
+UNION ALL
+  (SELECT queue, due_at, UTC_TIMESTAMP(6)
+   FROM `outbox_stream`
+   FORCE INDEX (outbox_stream_queue_cdb4ee2a)
+   WHERE queue = %s
+     AND due_at >= '1000-01-01'
    ORDER BY due_at
    LIMIT 1);
 

@@ -775,145 +775,117 @@ FROM
 
 -- when is the next due
 
-SELECT *
-FROM
-  (SELECT queue, available_at AT TIME ZONE 'UTC' AS at, statement_timestamp() AT TIME ZONE 'UTC' AS now
+(SELECT queue, available_at AT TIME ZONE 'UTC', statement_timestamp() AT TIME ZONE 'UTC'
    FROM "outbox_event"
    WHERE (queue, available_at) >= (%s, statement_timestamp() + %s * interval '1 second')
      AND (queue, available_at) <= (%s, 'infinity')
      AND available_at IS NOT NULL
    ORDER BY queue, available_at
-   LIMIT 1) due
+   LIMIT 1)
 UNION ALL
-SELECT *
-FROM
-  (SELECT queue, due_at AT TIME ZONE 'UTC' AS at, statement_timestamp() AT TIME ZONE 'UTC' AS now
+  (SELECT queue, due_at AT TIME ZONE 'UTC', statement_timestamp() AT TIME ZONE 'UTC'
    FROM "outbox_stream"
    WHERE (queue, due_at) >= (%s, statement_timestamp() + %s * interval '1 second')
      AND (queue, due_at) <= (%s, 'infinity')
      AND due_at IS NOT NULL
    ORDER BY queue, due_at
-   LIMIT 1) due;
+   LIMIT 1);
 
 -- is anything due
 
-SELECT *
-FROM
-  (SELECT queue, available_at AT TIME ZONE 'UTC' AS at, statement_timestamp() AT TIME ZONE 'UTC' AS now
+(SELECT queue, available_at AT TIME ZONE 'UTC', statement_timestamp() AT TIME ZONE 'UTC'
    FROM "outbox_event"
    WHERE (queue, available_at) >= (%s, '-infinity')
      AND (queue, available_at) <= (%s, statement_timestamp())
      AND available_at IS NOT NULL
    ORDER BY queue, available_at
-   LIMIT 1) due
+   LIMIT 1)
 UNION ALL
-SELECT *
-FROM
-  (SELECT queue, due_at AT TIME ZONE 'UTC' AS at, statement_timestamp() AT TIME ZONE 'UTC' AS now
+  (SELECT queue, due_at AT TIME ZONE 'UTC', statement_timestamp() AT TIME ZONE 'UTC'
    FROM "outbox_stream"
    WHERE (queue, due_at) >= (%s, '-infinity')
      AND (queue, due_at) <= (%s, statement_timestamp())
      AND due_at IS NOT NULL
    ORDER BY queue, due_at
-   LIMIT 1) due;
+   LIMIT 1);
 
 -- other queues
 
-SELECT *
-FROM
-  (SELECT queue
+(SELECT queue
    FROM "outbox_event"
    WHERE queue > %s
      AND queue < %s
      AND available_at IS NOT NULL
    ORDER BY queue, available_at
-   LIMIT 1) gap
+   LIMIT 1)
 UNION ALL
-SELECT *
-FROM
   (SELECT queue
    FROM "outbox_stream"
    WHERE queue > %s
      AND queue < %s
      AND due_at IS NOT NULL
    ORDER BY queue, due_at
-   LIMIT 1) gap
+   LIMIT 1)
 UNION ALL
-SELECT *
-FROM
   (SELECT queue
    FROM "outbox_event"
    WHERE queue > %s
      AND available_at IS NOT NULL
    ORDER BY queue, available_at
-   LIMIT 1) gap
+   LIMIT 1)
 UNION ALL
-SELECT *
-FROM
   (SELECT queue
    FROM "outbox_stream"
    WHERE queue > %s
      AND due_at IS NOT NULL
    ORDER BY queue, due_at
-   LIMIT 1) gap;
+   LIMIT 1);
 
-SELECT *
-FROM
-  (SELECT queue
+(SELECT queue
    FROM "outbox_event"
    WHERE queue > %s
      AND queue < %s
      AND available_at IS NOT NULL
    ORDER BY queue, available_at
-   LIMIT 1) gap
+   LIMIT 1)
 UNION ALL
-SELECT *
-FROM
   (SELECT queue
    FROM "outbox_stream"
    WHERE queue > %s
      AND queue < %s
      AND due_at IS NOT NULL
    ORDER BY queue, due_at
-   LIMIT 1) gap
+   LIMIT 1)
 UNION ALL
-SELECT *
-FROM
   (SELECT queue
    FROM "outbox_event"
    WHERE queue > %s
      AND queue < %s
      AND available_at IS NOT NULL
    ORDER BY queue, available_at
-   LIMIT 1) gap
+   LIMIT 1)
 UNION ALL
-SELECT *
-FROM
   (SELECT queue
    FROM "outbox_stream"
    WHERE queue > %s
      AND queue < %s
      AND due_at IS NOT NULL
    ORDER BY queue, due_at
-   LIMIT 1) gap
+   LIMIT 1)
 UNION ALL
-SELECT *
-FROM
   (SELECT queue
    FROM "outbox_event"
    WHERE queue > %s
      AND available_at IS NOT NULL
    ORDER BY queue, available_at
-   LIMIT 1) gap
+   LIMIT 1)
 UNION ALL
-SELECT *
-FROM
   (SELECT queue
    FROM "outbox_stream"
    WHERE queue > %s
      AND due_at IS NOT NULL
    ORDER BY queue, due_at
-   LIMIT 1) gap;
+   LIMIT 1);
 
 -- move events
 

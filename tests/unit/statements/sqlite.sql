@@ -762,41 +762,41 @@ FROM
 
 SELECT *
 FROM
-  (SELECT queue, available_at AS at, strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now') AS now
+  (SELECT queue, available_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')
    FROM "outbox_event"
    WHERE queue = %s
      AND available_at >= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now', %s || ' seconds')
    ORDER BY queue, available_at
-   LIMIT 1) due
+   LIMIT 1)
 UNION ALL
 SELECT *
 FROM
-  (SELECT queue, due_at AS at, strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now') AS now
+  (SELECT queue, due_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')
    FROM "outbox_stream"
    WHERE queue = %s
      AND due_at >= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now', %s || ' seconds')
    ORDER BY queue, due_at
-   LIMIT 1) due;
+   LIMIT 1);
 
 -- is anything due
 
 SELECT *
 FROM
-  (SELECT queue, available_at AS at, strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now') AS now
+  (SELECT queue, available_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')
    FROM "outbox_event"
    WHERE queue = %s
      AND available_at <= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')
    ORDER BY queue, available_at
-   LIMIT 1) due
+   LIMIT 1)
 UNION ALL
 SELECT *
 FROM
-  (SELECT queue, due_at AS at, strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now') AS now
+  (SELECT queue, due_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')
    FROM "outbox_stream"
    WHERE queue = %s
      AND due_at <= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')
    ORDER BY queue, due_at
-   LIMIT 1) due;
+   LIMIT 1);
 
 -- other queues
 
@@ -808,7 +808,7 @@ FROM
      AND queue < %s
      AND available_at IS NOT NULL
    ORDER BY queue, available_at
-   LIMIT 1) gap
+   LIMIT 1)
 UNION ALL
 SELECT *
 FROM
@@ -818,7 +818,7 @@ FROM
      AND queue < %s
      AND due_at IS NOT NULL
    ORDER BY queue, due_at
-   LIMIT 1) gap
+   LIMIT 1)
 UNION ALL
 SELECT *
 FROM
@@ -827,7 +827,7 @@ FROM
    WHERE queue > %s
      AND available_at IS NOT NULL
    ORDER BY queue, available_at
-   LIMIT 1) gap
+   LIMIT 1)
 UNION ALL
 SELECT *
 FROM
@@ -836,7 +836,7 @@ FROM
    WHERE queue > %s
      AND due_at IS NOT NULL
    ORDER BY queue, due_at
-   LIMIT 1) gap;
+   LIMIT 1);
 
 SELECT *
 FROM
@@ -846,7 +846,7 @@ FROM
      AND queue < %s
      AND available_at IS NOT NULL
    ORDER BY queue, available_at
-   LIMIT 1) gap
+   LIMIT 1)
 UNION ALL
 SELECT *
 FROM
@@ -856,7 +856,7 @@ FROM
      AND queue < %s
      AND due_at IS NOT NULL
    ORDER BY queue, due_at
-   LIMIT 1) gap
+   LIMIT 1)
 UNION ALL
 SELECT *
 FROM
@@ -866,7 +866,7 @@ FROM
      AND queue < %s
      AND available_at IS NOT NULL
    ORDER BY queue, available_at
-   LIMIT 1) gap
+   LIMIT 1)
 UNION ALL
 SELECT *
 FROM
@@ -876,7 +876,7 @@ FROM
      AND queue < %s
      AND due_at IS NOT NULL
    ORDER BY queue, due_at
-   LIMIT 1) gap
+   LIMIT 1)
 UNION ALL
 SELECT *
 FROM
@@ -885,7 +885,7 @@ FROM
    WHERE queue > %s
      AND available_at IS NOT NULL
    ORDER BY queue, available_at
-   LIMIT 1) gap
+   LIMIT 1)
 UNION ALL
 SELECT *
 FROM
@@ -894,7 +894,7 @@ FROM
    WHERE queue > %s
      AND due_at IS NOT NULL
    ORDER BY queue, due_at
-   LIMIT 1) gap;
+   LIMIT 1);
 
 -- move events
 
