@@ -12,13 +12,8 @@ from django.db.models.expressions import RawSQL
 from ..conf import index_name, table_name
 from .inspection import Inspection, condition
 from .upkeep import Upkeep
-from .values import PRIMARY_KEYS, marks
+from .values import marks
 
-ALWAYS = {
-    "outbox_event": "status >= 0",
-    "outbox_inbox": "received_at IS NOT NULL",
-    "outbox_statistics": "id > 0",
-}
 MAX_IDS = 10_000  # of dead events, in the condition of a query
 WHOLE = ("utf8mb4", "gb18030")  # charsets that have every character
 WAITED = ((1205,), (1969,))  # errors: a lock wait timed out, or MariaDB's max_statement_time
@@ -27,22 +22,15 @@ IDLE = 10  # seconds that a transaction of an engine thread may be idle
 
 
 class MySQLServer(Upkeep, Inspection):
+    # A DELETE would scan a small table, and so wait for all locked rows. MariaDB obeys FORCE INDEX
+    # there only if it tests more than the key, though it be a condition that always holds.
+    always = {
+        "outbox_event": " AND status >= 0",
+        "outbox_stream": " AND seq >= 0",
+        "outbox_inbox": " AND received_at IS NOT NULL",
+        "outbox_statistics": " AND id > 0",
+    }
     shared_lock = " LOCK IN SHARE MODE"  # MySQL 8 knows FOR SHARE, MariaDB does not
-
-    def delete(self, table: str, *, ids: Sequence[Any]) -> int:
-        name = self._table(table)
-        if not ids:
-            return 0
-        if table == "outbox_stream":  # with a list, MariaDB scans a small table, as below
-            sql = f"DELETE FROM {name} WHERE stream = %s"
-            return sum(self._run(sql, [each]) for each in ids)
-        # It would scan a small table, and so wait for all locked rows. MariaDB obeys FORCE INDEX in
-        # a DELETE only if it tests more than the key, though it be a condition that always holds.
-        return self._run(
-            f"""DELETE {name} FROM {name} FORCE INDEX (PRIMARY)
-            WHERE {PRIMARY_KEYS[table]} IN ({marks(ids)}) AND {ALWAYS[table]}""",
-            ids,
-        )
 
     @contextmanager
     def time_limit(self, seconds: float) -> Iterator[None]:

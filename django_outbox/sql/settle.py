@@ -24,7 +24,6 @@ from .values import (
 
 
 class Settling(EventLeases):
-    deleted_by_id = "FROM {0} AS e"  # what a DELETE by primary key deletes
     joined = "{} || {}"  # SQL for two texts as one
 
     def settle_all(

@@ -27,6 +27,7 @@ from .values import (
 
 
 class Upkeep(EventLeases, Inserting):
+    always: Mapping[str, str] = {}  # by table, a condition that a DELETE by primary key needs
     shared_lock = ""  # SQL that locks selected rows against changes, but not against each other
 
     # -- pauses ------------------------------------------------------------------------------------
@@ -155,7 +156,8 @@ class Upkeep(EventLeases, Inserting):
         if not ids:
             return 0
         where, given = self._one_of(ids, PRIMARY_KEYS[table])
-        return self._run(f"DELETE FROM {self._table(table)} WHERE {where}", given)
+        from_table = self.deleted_by_id.format(self._table(table))
+        return self._run(f"DELETE {from_table} WHERE {where}{self.always.get(table, '')}", given)
 
     # -- questions to the server -------------------------------------------------------------------
 

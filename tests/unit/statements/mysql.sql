@@ -1082,18 +1082,16 @@ VALUES (%s);
 
 -- delete events
 
-DELETE `outbox_event`
-FROM `outbox_event`
+DELETE e
+FROM `outbox_event` e
 FORCE INDEX (PRIMARY)
 WHERE id IN (%s, %s)
   AND status >= 0;
 
 -- delete streams
 
-DELETE
-FROM `outbox_stream`
-WHERE stream = %s;
-
-DELETE
-FROM `outbox_stream`
-WHERE stream = %s;
+DELETE e
+FROM `outbox_stream` e
+FORCE INDEX (PRIMARY)
+WHERE stream IN (%s, %s)
+  AND seq >= 0;

@@ -979,11 +979,11 @@ VALUES (%s) ON CONFLICT DO NOTHING;
 -- delete events
 
 DELETE
-FROM "outbox_event"
+FROM "outbox_event" AS e
 WHERE id = ANY(%s);
 
 -- delete streams
 
 DELETE
-FROM "outbox_stream"
+FROM "outbox_stream" AS e
 WHERE stream = ANY(%s);

@@ -987,11 +987,11 @@ VALUES (%s) ON CONFLICT DO NOTHING;
 -- delete events
 
 DELETE
-FROM "outbox_event"
+FROM "outbox_event" AS e
 WHERE id IN (%s, %s);
 
 -- delete streams
 
 DELETE
-FROM "outbox_stream"
+FROM "outbox_stream" AS e
 WHERE stream IN (%s, %s);
