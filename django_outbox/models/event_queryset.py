@@ -21,6 +21,7 @@ from .replay import (
     ALONE,
     BATCH_SIZE,
     Spacing,
+    alone,
     change_waiting,
     delete_rows,
     due_at,
@@ -298,16 +299,15 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
 
     def _replay_dead(self, by: str, spacing: Spacing | None) -> int:
         dead = self._dead_rows()
-        count = replay_rows(dead.filter(ALONE), by=by, spacing=spacing)
-        count += in_streams(dead, partial(replay_rows, by=by, spacing=spacing))
+        replay = partial(replay_rows, by=by, spacing=spacing)
+        count = alone(dead, replay) + in_streams(dead, replay)
         if count:
             announce(events_replayed, sender=self._write_alias(), count=count)
         return count
 
     def _discard_dead(self) -> int:
         dead = self._dead_rows()
-        count = delete_rows(dead.filter(ALONE))
-        count += in_streams(dead, delete_rows)
+        count = alone(dead, delete_rows) + in_streams(dead, delete_rows)
         if count:
             announce(events_discarded, sender=self._write_alias(), count=count)
         return count

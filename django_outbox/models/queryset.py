@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from django.db import connections, models, router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models.sql.datastructures import BaseTable
 
 from ..log import first_line
 from ..sql import dialect_of
@@ -19,21 +20,46 @@ M = TypeVar("M", bound=models.Model)
 Q = TypeVar("Q", bound="TableQuerySet[Any]")
 
 
+class ByPrimaryKey(BaseTable):
+    """A table of which MySQL reads the primary key alone.
+
+    It locks all that it reads: entries of another index too, which workers have to change.
+    """
+
+    def as_sql(self, compiler: Any, connection: Any) -> Any:
+        sql, params = super().as_sql(compiler, connection)
+        return sql + " FORCE INDEX (PRIMARY)" * (connection.vendor == "mysql"), params
+
+
 class TableQuerySet(models.QuerySet[M]):
     """Rows of one table of the outbox; changes go to the database for writing."""
 
     table: str  # its name in ``sql``, without the project's prefix
+
+    def lock(self) -> list[Any]:
+        """Lock these rows in the order of their primary keys; return these.
+
+        Waits for other transactions. Filter by primary keys: MySQL waits for the row behind a
+        range, too. Call it in a transaction.
+        """
+        return [*self._locking().order_by("pk").values_list("pk", flat=True)]
 
     def lock_unlocked(self) -> list[Any]:
         """Lock those of these rows that no other session has locked; return their primary keys.
 
         Never waits for another transaction. Call it in a transaction.
         """
-        rows, features = self, self._connection().features
-        if features.has_select_for_update:
-            skip = features.has_select_for_update_skip_locked
-            rows = rows.select_for_update(skip_locked=skip)
-        return [*rows.values_list("pk", flat=True)]
+        skip = self._connection().features.has_select_for_update_skip_locked
+        return [*self._locking(skip_locked=skip).values_list("pk", flat=True)]
+
+    def _locking(self: Q, *, skip_locked: bool = False) -> Q:
+        if not self._connection().features.has_select_for_update:
+            return self
+        rows = self.select_for_update(skip_locked=skip_locked)
+        alias = rows.query.get_initial_alias()
+        table = rows.query.alias_map[alias].table_name
+        rows.query.alias_map[alias] = ByPrimaryKey(table, alias)
+        return rows
 
     def _all_rows(self: Q) -> Q:
         """Return all rows of the table, whatever this queryset is restricted to."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from django.db import transaction
 from django.db.models import Case, F, Q, TextField, Value, When
+from django.db.models.deletion import Collector
 from django.db.models.functions import Coalesce, Concat, Length, Substr
 from django.dispatch import Signal
 
@@ -61,28 +62,21 @@ class Spacing:
 
 
 def replay_rows(rows: OutboxQuerySet, *, by: str, spacing: Spacing | None = None) -> int:
-    """Replay these rows, which are dead, in one transaction; return how many. ``by``: who does.
+    """Replay these rows, which are dead; return how many. ``by``: who does.
 
     With a ``spacing`` they become due one after the other, in ascending order of their ids.
     """
-    alias = rows._write_alias()
-    with transaction.atomic(using=alias):
-        ids = [*_locked(rows).order_by("pk").values_list("pk", flat=True)]
-        times: dict[str, datetime] = {}
-        if not ids:
-            return 0
-        now = rows._clock()
-        if spacing is not None:
-            times = dict(zip(ids, spacing.take(len(ids), now), strict=True))
-        replayed = Entry(at=now, kind="replayed", by=by[:BY])
-        for some, due in due_times(ids, times):
-            _reset(rows.filter(pk__in=some), due, replayed)
+    ids = rows.lock()
+    if not ids:
+        return 0
+    times: dict[str, datetime] = {}
+    now = rows._clock()
+    if spacing is not None:
+        times = dict(zip(ids, spacing.take(len(ids), now), strict=True))
+    replayed = Entry(at=now, kind="replayed", by=by[:BY])
+    for some, due in due_times(ids, times):
+        _reset(rows._all_rows().filter(pk__in=some), due, replayed)
     return len(ids)
-
-
-def _locked(rows: OutboxQuerySet) -> OutboxQuerySet:
-    """Lock rows until the transaction ends; wait for those that another transaction has locked."""
-    return rows.select_for_update() if rows._connection().features.has_select_for_update else rows
 
 
 def due_times(ids: list[str], times: Mapping[str, datetime]) -> Iterator[tuple[list[str], Any]]:
@@ -118,6 +112,19 @@ def _reset(rows: OutboxQuerySet, due: Any, replayed: Entry) -> int:
         locked_by=None,
         locked_at=None,
     )
+
+
+def alone(rows: OutboxQuerySet, change: Change) -> int:
+    """Apply a change to the events that no stream has, batch by batch; return how many it changed.
+
+    Each batch is one transaction.
+    """
+    rows, count = rows.filter(ALONE), 0
+    ids = sorted(rows.order_by().values_list("pk", flat=True))
+    for start in range(0, len(ids), BATCH_SIZE):
+        with transaction.atomic(using=rows._write_alias()):
+            count += change(rows.filter(pk__in=ids[start : start + BATCH_SIZE]))
+    return count
 
 
 def in_streams(rows: OutboxQuerySet, change: Change) -> int:
@@ -159,15 +166,15 @@ def mark_dead(rows: OutboxQuerySet) -> int:
 
 
 def delete_rows(rows: OutboxQuerySet) -> int:
-    """Delete these rows, locked first, in one transaction; return how many.
+    """Delete these rows, locked first; return how many.
 
     If a project listens to deletions, Django reads the rows and deletes them by their ids alone. A
     worker could lease one in between.
     """
-    with transaction.atomic(using=rows._write_alias()):
-        ids = [*_locked(rows).order_by("pk").values_list("pk", flat=True)]
-        for start in range(0, len(ids), BATCH_SIZE):
-            rows._all_rows().filter(pk__in=ids[start : start + BATCH_SIZE]).delete()
+    ids = rows.lock()
+    if Collector(using=rows._write_alias()).can_fast_delete(rows._all_rows()):
+        return dialect_of(rows._connection()).delete(rows.table, ids=ids)
+    rows._all_rows().filter(pk__in=ids).delete()
     return len(ids)
 
 
@@ -178,9 +185,9 @@ def change_waiting(rows: OutboxQuerySet, change: Change, signal: Signal | None =
     """
     alias, pending = rows._write_alias(), rows.pending()
     with transaction.atomic(using=alias):
-        # Streams first: MySQL locks every row that it reads here, also those of streams.
+        # Streams first, as writers lock them before their rows.
         count = in_streams(pending, lambda batch: change(in_free_streams(batch)))
-        count += change(pending.filter(ALONE, locked_by=None))
+        count += alone(pending.filter(locked_by=None), change)
         if count and signal is not None:
             sent = partial(announce, signal, sender=alias, count=count)
             transaction.on_commit(sent, using=alias, robust=True)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from ..events import SLOT_PREFIX, slot_of
 from ..listeners.queues import Route
 from .settle import Settling
-from .values import SQL, LeaseKind, Leases, in_parts
+from .values import SQL, LeaseKind, Leases, Row, in_parts
 
 # What a further row has of the row that it is made from.
 COPIED = (
@@ -72,19 +71,26 @@ class Routing(Settling):
         return sql, [f"{route.lane}:", slot_of(route.digest, "")]
 
     def lock_event(self, event_id: str) -> dict[str, str]:
-        """Lock the rows of an event, in the order of their ids; return the receipt of each."""
-        of_event = "id >= %s AND id < %s AND event_id = %s"
-        rows = self._lock(of_event, [event_id, f"{event_id}/", event_id])
-        return {row_id: receipt for row_id, _, receipt in rows}
+        """Lock the rows of an event, in the order of their ids; return the receipt of each.
+
+        Not by their range: MySQL would wait for the row behind it, too. What is added meanwhile is
+        found when nothing can be added any more.
+        """
+        sql = f"SELECT id FROM {self._event_by_id} WHERE id >= %s AND id < %s AND event_id = %s"
+        given, asked, locked = [event_id, f"{event_id}/", event_id], set[str](), dict[str, str]()
+        while more := sorted({row[0] for row in self._rows(sql, given)} - asked):
+            asked.update(more)
+            locked.update((row_id, receipt) for row_id, _, receipt in self.lock_rows(more))
+        return locked
 
     def lock_rows(self, ids: Sequence[str]) -> list[tuple[str, str, str]]:
         """Lock rows in the order of ``ids``; return the id, event id and receipt of each."""
-        return [row for some in in_parts(ids, IDS) for row in self._lock(*self._one_of(some))]
-
-    def _lock(self, where: str, params: Sequence[Any]) -> list[tuple[str, str, str]]:
-        sql = f"SELECT id, event_id, routes FROM {self._event_by_id} WHERE {where} ORDER BY id"
-        rows = self._rows(f"{sql}{self.row_lock}", params)
-        return [(row_id, event_id, receipt or "") for row_id, event_id, receipt in rows]
+        found: list[Row] = []
+        for some in in_parts(ids, IDS):
+            one_of, given = self._one_of(some)
+            sql = f"SELECT id, event_id, routes FROM {self._event_by_id} WHERE {one_of} ORDER BY id"
+            found += self._rows(f"{sql}{self.row_lock}", given)
+        return [(row_id, event_id, receipt or "") for row_id, event_id, receipt in found]
 
     def note_receipt(self, *, ids: Sequence[str], receipt: str) -> None:
         """Write a receipt into locked rows."""

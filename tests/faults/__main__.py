@@ -209,7 +209,7 @@ def report(rig: Any, name: str, error: str, seconds: float) -> dict[str, Any]:
         "seconds": round(seconds, 1),
         "faults": faults,
         **counts,
-        "refused": rig.refused,
+        "refused": len(rig.refusals),
         "hot": len(rig.hot()),
         "p50": oracle.percentile(waits, 0.5),
         "p95": oracle.percentile(waits, 0.95),

@@ -442,9 +442,7 @@ MUTANTS = (
         without="what a worker has leased is not cancelled",
         database="postgres",
         scenario="reminders",
-        edits=[
-            ("models/replay.py", "pending.filter(ALONE, locked_by=None)", "pending.filter(ALONE)")
-        ],
+        edits=[("models/replay.py", "alone(pending.filter(locked_by=None)", "alone(pending")],
     ),
     Mutant(
         name="a cancel in a stream that a worker has leased",

@@ -92,7 +92,7 @@ class Rig:
     shift: tuple[float, ...] = ()  # seconds that the processes' clocks are wrong, in turn
     suspends: bool = False  # the processes' monotonic clocks stand still while they are suspended
     patience: float = 180.0  # seconds until all must be delivered, once the faults are over
-    refused: int = 0  # transactions that the database did not take
+    refusals: list[str] = field(default_factory=list)  # of transactions, by the database
     met: Counter[str] = field(default_factory=Counter)  # how often writers did what
     longest: float = 0.0  # seconds of a business transaction
     # Of each outage, and one worker: a processor's part, log lines a second, seconds to be back.
@@ -229,7 +229,7 @@ class Rig:
             said = writer.communicate(timeout=within)[0]
             if writer.returncode != DIED:  # as it was asked to
                 told = json.loads(said)
-                self.refused += told["refused"]
+                self.refusals += told["refusals"]
                 self.longest = max(self.longest, told["longest"])
                 self._forked |= {*told["children"]}
                 self.met.update(told["met"])
@@ -621,7 +621,8 @@ class Rig:
                 failed = [line for line in failed if "lock" not in line.lower()]
             self.measure(ERRORS, len(failed), most=0)
             self.figures[-1].examples = failed[:5]  # the log goes away with the run
-            self.measure("business transactions refused", self.refused, most=0)
+            self.measure("business transactions refused", len(self.refusals), most=0)
+            self.figures[-1].examples = self.refusals[:5]
 
     def is_quiet(self, *, but: int = 0) -> bool:
         from django_outbox.models import OutboxEvent, OutboxStream

@@ -75,8 +75,8 @@ class Writer:
     plan: Plan
     written: int = 0
     committed: int = 0
-    refused: int = 0
     longest: float = 0.0  # seconds of a transaction
+    refusals: list[str] = field(default_factory=list)  # what the database said
     intents: list[Any] = field(default_factory=list)
     met: Counter[str] = field(default_factory=Counter)  # how often it did what
 
@@ -96,8 +96,8 @@ class Writer:
         try:
             self.transact()
             self.longest = max(self.longest, time.monotonic() - began)
-        except Error:
-            self.refused += 1  # or committed without a reply
+        except Error as error:
+            self.refusals.append(f"{error}")  # or committed without a reply
             connection.close()
             time.sleep(0.1)  # the database is away, or tired
 
@@ -395,7 +395,7 @@ def main() -> None:
         writer.wait()
     told: dict[str, Any] = {
         "committed": writer.committed,
-        "refused": writer.refused,
+        "refusals": writer.refusals,
         "longest": writer.longest,
     }
     told["met"] = writer.met

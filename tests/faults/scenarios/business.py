@@ -180,8 +180,7 @@ def admin(rig: Rig) -> None:
 
 
 # Rows X10, J21.
-# Not on MySQL at the small size: leases ended there in two of six runs beside others; unexplained.
-@scenario(*ALL, small=tuple(each for each in ALL if each != "mysql"))
+@scenario(*ALL)
 def replays(rig: Rig) -> None:
     """All dead events are replayed from the admin, without delaying other writers."""
     rate = rig.pick(ci=60, full=100, sqlite=30)

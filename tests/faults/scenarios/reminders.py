@@ -11,8 +11,7 @@ from tests.faults.scenarios.registry import ALL, scenario
 EARLY = 0.02  # seconds that two clocks of a machine may differ, slewed for the length of a run
 
 
-# On MySQL, one transaction in 632 was refused by a deadlock: not mended yet.
-@scenario(*(each for each in ALL if each != "mysql"))
+@scenario(*ALL)
 def reminders(rig: Rig) -> None:
     """Events are cancelled and rescheduled as they fall due, slots coalesce; workers are killed."""
     rig.backlog, rig.listeners = True, {"reminder": ("fault.reminder", "fault.reminder mail")}

@@ -632,15 +632,12 @@ WHERE id IN (%s, %s)
 
 -- lock an event
 
-SELECT id, event_id, routes
+SELECT id
 FROM `outbox_event` e
 FORCE INDEX (PRIMARY)
 WHERE id >= %s
   AND id < %s
-  AND event_id = %s
-ORDER BY id
-FOR
-UPDATE;
+  AND event_id = %s;
 
 -- lock rows
 

@@ -594,14 +594,11 @@ WHERE id = ANY(%s)
 
 -- lock an event
 
-SELECT id, event_id, routes
+SELECT id
 FROM "outbox_event" AS e
 WHERE id >= %s
   AND id < %s
-  AND event_id = %s
-ORDER BY id
-FOR
-UPDATE;
+  AND event_id = %s;
 
 -- lock rows
 

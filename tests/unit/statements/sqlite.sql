@@ -595,12 +595,11 @@ WHERE id IN (%s, %s)
 
 -- lock an event
 
-SELECT id, event_id, routes
+SELECT id
 FROM "outbox_event" AS e
 WHERE id >= %s
   AND id < %s
-  AND event_id = %s
-ORDER BY id;
+  AND event_id = %s;
 
 -- lock rows
 
