@@ -93,7 +93,7 @@ def row(columns: Sequence[str], **values: Any) -> tuple[Any, ...]:
 def calls() -> dict[str, tuple[Callable[[Any], object], list[list[tuple[Any, ...]]]]]:
     """Return what is called with a dialect and a connection, and what its statements answer."""
     claimed_row = (*row(FULL), TEXT, None, TEXT)
-    stream_row = ("s", "default", TEXT, None, TEXT)
+    stream_row = ("s", "default", 0, TEXT, None, TEXT)
     failed = Decision(status=Status.RETRY, delay=5.0, spent=1, error="E", cause="c", history="[]")
     endings = [Ending("a", NOW, 0, failed), Ending("b", NOW, 1, failed)]
     given = [Unclaimed("a", NOW, NOW, "default"), Unclaimed("b", NOW, NOW, "mail")]
@@ -165,9 +165,8 @@ def calls() -> dict[str, tuple[Callable[[Any], object], list[list[tuple[Any, ...
         "lock an event": (named("lock_event", event_id="a"), []),
         "lock rows": (named("lock_rows", ids=["a", "b"]), []),
         "note a receipt": (named("note_receipt", ids=["a"], receipt="d1"), []),
-        "add to the history": (named("add_to_history", me="w", leases=LEASES, entry=entry), []),
-        "count a start": (named("note_starts", me="w", leases=LEASES), []),
-        "take a start back": (named("take_back_starts", me="w", leases=LEASES), []),
+        "note a lost worker": (named("note_lost", me="w", leases=LEASES, entry=entry), []),
+        "keep a stream suspected": (named("keep_suspected", me="w", leases=LEASES, rescues=2), []),
         "read what is pending in slots": (
             named("pending_in_slots", slots=["?d1:a", "?d1:b"], me="w"),
             [],
@@ -180,10 +179,7 @@ def calls() -> dict[str, tuple[Callable[[Any], object], list[list[tuple[Any, ...
             named("end_coalesced", me="w", ids=["a", "b"], locked_at=NOW),
             [],
         ),
-        "find lost workers' events": (
-            named("lost_events", me="w", queues=["default", "mail"], limit=100),
-            [],
-        ),
+        "find suspects": (named("suspects", me="w", queues=["default", "mail"], limit=100), []),
         "when is the next due": (named("seconds_to_next_due", queues=["default"], since=1.0), []),
         "is anything due": (named("has_due", queue="default"), []),
         "other queues": (named("other_queues", known=["default"]), [[("mail",)], []]),

@@ -31,7 +31,7 @@ class Survivor(Patch):
 SURVIVORS = (
     Survivor(
         name="a claim of what was due when it was read",
-        edits=[("sql/claim.py", "[*params, newest]", '[*params, "9999"]')],
+        edits=[("sql/claim.py", "[*params, newest, me]", '[*params, "9999", me]')],
         test="tests/conformance/test_claim_due_time.py"
         "::test_a_claim_leaves_an_event_that_is_due_later_by_now",
     ),
@@ -51,8 +51,8 @@ SURVIVORS = (
         edits=[
             (
                 "worker/stream_claims.py",
-                "Stream(name, deadline, locked_at, queue=queue)",
-                "Stream(name, self._held.deadline(monotonic()), locked_at, queue=queue)",
+                "Stream(name, deadline, locked_at, rescues, lost,",
+                "Stream(name, self._held.deadline(monotonic()), locked_at, rescues, lost,",
             )
         ],
         test=f"{DEADLINES}[claim_stream-too late]",

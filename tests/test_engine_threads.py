@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import logging
-import math
 import sys
 import threading
 import time
@@ -107,7 +106,6 @@ def test_338_poll_and_probe_are_jittered_within_bounds(
     settings.OUTBOX = {"DOORBELL": None, "POLL_INTERVAL": 1000, "PROBE_INTERVAL": 100}
     claimer, probes, polls = outbox.Worker()._claimer, [], []
     intake = claimer._intakes["default"]
-    claimer._started_at = -math.inf  # its probation is over, so it scans for suspects
     for _ in range(60):
         claimer._scan_at = 0.0
         claimer._wakeup.poll_wanted = True

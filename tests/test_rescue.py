@@ -10,13 +10,10 @@ from typing import Any
 import pytest
 
 import django_outbox as outbox
-from django_outbox.clocks import monotonic
-from django_outbox.delivery.lease import Lease
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent, OutboxStream, OutboxWorker
 from django_outbox.signals import event_rescued
-from django_outbox.worker.queues import Held
-from django_outbox.worker.suspects import Trial
+from django_outbox.worker import quarantine
 from tests.fleet import Fleet, wait_until
 from tests.surroundings import heard
 from tests.table import insert, keyed, listening, row, write
@@ -73,9 +70,10 @@ def suspect_waits() -> bool:
 
 @pytest.mark.parametrize("key", [None, "a"])
 def test_neighbours_go_on_while_a_suspect_waits_beside_a_long_listener(
-    settings: Any, key: str | None
+    settings: Any, monkeypatch: pytest.MonkeyPatch, key: str | None
 ) -> None:
     """Other events are delivered; the suspect is run alone once the long listener has ended."""
+    monkeypatch.setattr(quarantine, "RETRY_WAITS", (0.5, 0.5))
     settings.OUTBOX = {**OUTBOX, "LEASE": 1.5, "POLL_INTERVAL": 0.2, "MODE": "multi_node"}
     long, suspects, quick = Gate(), list[str](), list[str]()
 
@@ -93,14 +91,13 @@ def test_neighbours_go_on_while_a_suspect_waits_beside_a_long_listener(
         listening(long, "order.long"),
         listening(run, "order.suspect"),
         listening(lambda event: quick.append(event.event_id)),
-        outbox.Worker(workers=2) as worker,
+        outbox.Worker(workers=2),
     ):
         try:
             write(1, "order.long")
             wait_until(lambda: long.entered)
             suspect = put_suspect(key)
             wait_until(suspect_waits, what="the worker's row tells")
-            wait_until(lambda: worker._claimer._trial._not_before > 0, what="a trial given up")
             for n in range(20):
                 write(1)
                 wait_until(lambda n=n: len(quick) > n, what="a neighbour")  # type: ignore[misc]
@@ -117,12 +114,12 @@ def test_neighbours_go_on_while_a_suspect_waits_beside_a_long_listener(
 def put_suspect(key: str | None) -> str:
     if key is None:
         return insert(event_type="order.suspect", **SUSPECT)[0]
-    (event_id,) = keyed(key, event_type="order.suspect", rescues=2)
-    OutboxStream.objects.filter(stream__of_key=key).update(locked_by="a lost worker")
+    (event_id,) = keyed(key, event_type="order.suspect")
+    OutboxStream.objects.filter(stream__of_key=key).update(**SUSPECT)
     return event_id
 
 
-def test_a_slow_suspect_does_not_keep_the_others_for_longer_than_a_trial(settings: Any) -> None:
+def test_a_slow_suspect_does_not_keep_the_others_waiting(settings: Any) -> None:
     settings.OUTBOX = {**OUTBOX, "LEASE": 1.5}
     slow, quick = Gate(), list[str]()
     insert(event_type="order.slow", **SUSPECT)
@@ -139,54 +136,6 @@ def test_a_slow_suspect_does_not_keep_the_others_for_longer_than_a_trial(setting
             slow.open.set()
         wait_until(lambda: not pending())
     assert len(slow.entered) == 1
-
-
-def test_trials_become_rarer_while_a_suspect_cannot_be_run_alone() -> None:
-    """All trials together take at most a twentieth of the time, and ever less."""
-    held = Held(30)
-    held.add([object_with_id("a")])
-    trial, rests = Trial(lease=30, held=held), []
-    for _ in range(8):
-        trial.schedule(monotonic())
-        trial.give_up()
-        rests.append(round(trial._not_before - monotonic()))
-        assert not trial.is_allowed(monotonic())
-    assert rests == [100, 200, 400, 800, 1600, 3200, 3600, 3600]
-    held.drop(held.unstarted())
-    assert trial.is_allowed(monotonic())  # nothing is in flight
-
-
-def object_with_id(event_id: str) -> Lease:
-    return Lease(
-        row=(),
-        positions={},
-        id=event_id,
-        event_id=event_id,
-        event_type="x",
-        aggregate_type="y",
-        owner="me",
-        locked_at=None,
-        rescued=False,
-        rescues=0,
-        deadline=monotonic() + 10,
-    )
-
-
-def test_239_little_is_in_hand_while_a_lost_workers_events_are_taken_over(settings: Any) -> None:
-    """If this worker were lost too, each event it has leased would have to be tried alone."""
-    settings.OUTBOX = {**OUTBOX, "COLD_QUEUE_CAPACITY": 1000, "POLL_BATCH_SIZE": 500}
-    lost = insert(300, due=-2, locked_by="a lost worker")
-    insert(300, due=-1)
-    in_hand: list[int] = []
-
-    def listener(event: outbox.Event) -> None:
-        if event.event_id in lost and len(in_hand) < 60:
-            in_hand.append(OutboxEvent.objects.leased().exclude(locked_by="a lost worker").count())
-
-    with listening(listener), outbox.Worker(workers=2):
-        wait_until(lambda: not pending(), what="an event pending")
-    assert max(in_hand) <= 30  # one recovery batch, plus events that are running or being settled
-    assert rescues() == {1: 300, 0: 300}
 
 
 def test_a_lease_that_ends_while_a_worker_is_idle_is_noticed_at_once(settings: Any) -> None:

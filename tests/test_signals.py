@@ -288,8 +288,8 @@ def die_after_rescues() -> None:
 
 
 def die_after_rescues_with_a_key() -> None:
-    keyed("k", rescues=99)
-    OutboxStream.objects.update(locked_by="lost", locked_at=now())
+    keyed("k")
+    OutboxStream.objects.update(locked_by="lost", locked_at=now(), rescues=99)
     work()
 
 

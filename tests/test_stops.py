@@ -203,11 +203,8 @@ def test_412_a_drain_longer_than_a_lease_renews_what_runs(clock: MovedClock) -> 
 
 
 @pytest.fixture
-def careful() -> Iterator[tuple[outbox.Worker, list[str]]]:
-    """Yield a worker whose thread is busy, and the heads of two lost streams that wait for it.
-
-    Their rescues are counted already.
-    """
+def crowded() -> Iterator[tuple[outbox.Worker, list[str]]]:
+    """Yield a worker whose thread is busy, and the heads of two lost streams that wait for it."""
     (busy,) = insert(due=-5)
     heads = [keyed(key)[0] for key in "ab"]
     lose("a", "b")
@@ -218,14 +215,14 @@ def careful() -> Iterator[tuple[outbox.Worker, list[str]]]:
         assert gate.entered == [busy]
 
 
-def test_what_was_counted_for_a_start_that_never_came_is_undone(
-    careful: tuple[outbox.Worker, list[str]],
+def test_a_stop_counts_no_lost_worker_and_clears_no_count(
+    crowded: tuple[outbox.Worker, list[str]],
 ) -> None:
-    running, heads = careful
+    running, _ = crowded
     finishing = in_thread(lambda: running.finish(at_once))
     assert finishing.result(20) is False
     running.hand_back(1.0)
-    assert [row(each).rescues for each in heads] == [0, 0]
+    assert [stream(key).rescues for key in "ab"] == [1, 1]
     assert [stream(key).locked_by for key in "ab"] == [None, None]
     assert max(map(stream_due_in, "ab")) <= 0
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -13,9 +12,9 @@ import django_outbox as outbox
 from django_outbox import clocks, doorbell
 from django_outbox.models import OutboxLease
 from django_outbox.sql.values import Found
-from django_outbox.worker import claimer, poll_times, stream_claims, throttle, watermark
+from django_outbox.worker import throttle, watermark
 from django_outbox.worker.throttle import FULL_SCAN_FACTOR, LONGEST_PAUSE, Throttle
-from django_outbox.worker.watermark import LATE_COMMIT_MARGIN, ScanningWatermark, Watermark
+from django_outbox.worker.watermark import LATE_COMMIT_MARGIN, Watermark
 from tests.table import insert, keyed, listening, purging, rest_of, statuses, write
 from tests.waiting import wait_until
 
@@ -44,8 +43,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def claim(clock: Clock, it: Watermark, found: Found, *, took: float = 0.5) -> float | None:
-    """Claim once; return how many seconds back the scan begins, or None for a full scan."""
-    age = it.begin_claim()
+    """Claim once; return how many seconds back the claim looks."""
+    age = it.begin_claim(scan=False)
     clock.now += took
     it.end_claim(found)
     return age
@@ -79,26 +78,10 @@ def test_what_was_skipped_is_above_the_watermark(clock: Clock) -> None:
     it = Watermark()
     claim(clock, it, ALL)
     clock.now += 5
-    assert it.begin_claim() == 5.5 + LATE_COMMIT_MARGIN
+    assert it.begin_claim(scan=False) == 5.5 + LATE_COMMIT_MARGIN
     it.end_claim(ALL, skipped=True)
     clock.now += 1
-    assert it.begin_claim() == 6.5 + LATE_COMMIT_MARGIN
-
-
-def test_a_full_scan_is_followed_by_a_pause(clock: Clock) -> None:
-    it = ScanningWatermark()
-    for _ in range(2):
-        assert claim(clock, it, ALL) is None
-        assert it.next_scan() == math.inf
-    clock.now += 1
-    assert claim(clock, it, ALL, took=0.0) == 1.5 + LATE_COMMIT_MARGIN
-    clock.now = it.next_scan()
-    assert claim(clock, it, ALL) is None
-
-
-def test_every_claim_may_be_a_full_scan(clock: Clock) -> None:
-    it = ScanningWatermark(factor=0)
-    assert [claim(clock, it, ALL) for _ in range(3)] == [None] * 3
+    assert it.begin_claim(scan=False) == 6.5 + LATE_COMMIT_MARGIN
 
 
 def test_a_pause_is_a_multiple_of_the_work_but_bounded(clock: Clock) -> None:
@@ -121,25 +104,6 @@ def test_what_commits_late_is_found_by_the_next_full_scan(settings: Any) -> None
             keyed(f"a-{number}", due=-60 * number)
             doorbell.ring(connection)
             wait_until(lambda n=number: statuses() == {"DONE": 3 * n}, what="what is late")
-
-
-@pytest.mark.django_db(transaction=True)
-def test_what_a_lost_worker_held_is_found_by_the_next_full_scan(
-    settings: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The lease ends while the scan for lost leases is throttled."""
-    settings.OUTBOX = FAR | {"LEASE": 600}
-    monkeypatch.setattr(claimer, "PROBATION", 600.0)  # its end would cause a scan too
-    monkeypatch.setattr(poll_times, "DUE_TIME_FACTOR", 0.0)
-    monkeypatch.setattr(
-        stream_claims, "Throttle", lambda factor: Throttle(0)
-    )  # for the claims of streams
-    monkeypatch.setattr(Throttle, "after", pause_for(1.5))
-    with listening(lambda event: None):
-        write()
-        insert(due=1.0, locked_by="a lost worker")
-        with outbox.Worker():
-            wait_until(lambda: statuses() == {"DONE": 2}, what="what was lost")
 
 
 @pytest.mark.django_db(transaction=True)

@@ -60,7 +60,6 @@ class Lease(msgspec.Struct, kw_only=True, eq=False, gc=False):
     decided: bool = False  # without a start: too many workers were lost with it
     waited: float = 0.0  # seconds from its claim to its start
     duration: float = 0.0  # seconds in listeners
-    rescue_counted: bool = False  # before its start. Owner: what leased its stream
     called_at: float = 0.0  # monotonic; when the call that runs in a thread began; 0: none runs
     timed: TimedCall | None = None  # that call, if it has a timeout
     cancelled: bool = False  # its task was cancelled by the worker, not by the listener

@@ -250,6 +250,7 @@ class Migration(migrations.Migration):
                 ("lane", ExactCharField(db_default="", default="", max_length=64)),
                 ("seq", models.BigIntegerField()),
                 ("due_at", UTCDateTimeField(null=True)),
+                ("rescues", models.SmallIntegerField(db_default=0, default=0)),
                 ("locked_by", ExactCharField(max_length=128, null=True)),
                 ("locked_at", UTCDateTimeField(null=True)),
                 ("queue", ExactCharField(db_default="default", default="default", max_length=64)),

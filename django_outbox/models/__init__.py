@@ -193,6 +193,7 @@ class OutboxStream(models.Model):
     lane = ExactCharField(max_length=LANE_LENGTH, default="", db_default="")
     seq = models.BigIntegerField()
     due_at = UTCDateTimeField(null=True)
+    rescues = models.SmallIntegerField(default=0, db_default=0)  # workers that were lost with it
     locked_by = ExactCharField(max_length=128, null=True)
     locked_at = UTCDateTimeField(null=True)
     queue = ExactCharField(

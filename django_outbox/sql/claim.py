@@ -18,7 +18,6 @@ from .values import (
     Column,
     EachUpdate,
     Leases,
-    LostEvents,
     RescueState,
     Row,
     Table,
@@ -30,7 +29,7 @@ from .values import (
     to_database,
 )
 
-# A claim counts the workers that an event was lost with; the parameter is the claimer.
+# A claim counts the workers that were lost with a row or stream; the parameter is the claimer.
 COUNT_RESCUE = (
     "rescues = e.rescues + CASE WHEN e.locked_by IS NULL OR e.locked_by = %s THEN 0 ELSE 1 END"
 )
@@ -84,15 +83,13 @@ class EventLeases(Statements):
             instant(max(row[-3] for row in rows), self.connection),
             instant(now, self.connection),
         )
-        changes = f"locked_by = %s, locked_at = %s, {table.due} = {self.now_plus}"
-        new = [me, leased_at, claim.lease]
+        # The count comes first, because MySQL assigns in this order.
+        changes = f"{COUNT_RESCUE}, locked_by = %s, locked_at = %s, {table.due} = {self.now_plus}"
+        new = [me, me, leased_at, claim.lease]
         # A row that was claimed or settled since the SELECT has a later due time, or none.
         where, params = self._as_selected(table, rows)
-        where, params = f"{where} AND {self.unindexed}{table.due} <= %s", [*params, newest]
-        if table is EVENTS:
-            # First, because MySQL assigns in this order.
-            changes, new = f"{COUNT_RESCUE}, {changes}", [me, *new]
-            where, params = f"{where} AND {claim.state.value}", [*params, me]
+        where = f"{where} AND {self.unindexed}{table.due} <= %s AND {claim.state.value}"
+        params = [*params, newest, me]
         taken = self._take(table, (changes, new), (where, params))
         if taken < len(rows):
             logger.debug("others were faster rows=%d taken=%d", len(rows), taken)
@@ -101,8 +98,6 @@ class EventLeases(Statements):
             mine = f"{sql} AND locked_by = %s AND locked_at = %s"
             taken_ids = {row[0] for row in self._rows(mine, [*params, me, leased_at])}
             rows = [row for row in rows if row[0] in taken_ids]
-        if table is not EVENTS:
-            return [(*row[:-1], now) for row in rows]
         return [(*row[:2], row[2] + (row[-2] not in (None, me)), *row[3:-1], now) for row in rows]
 
     def _take(self, table: Table, changes: SQL, where: SQL) -> int:
@@ -162,33 +157,22 @@ class EventLeases(Statements):
             count += self._run(*self._update_each_unlocked(update))
         return count
 
-    def lost_events(self, *, me: str, queues: Sequence[str], limit: int) -> dict[str, LostEvents]:
-        """Scan the ``limit`` rows due first in each queue for those whose workers were lost.
-
-        The result has the queues in which something is due.
-        """
+    def suspects(self, *, me: str, queues: Sequence[str], limit: int) -> list[tuple[Table, str]]:
+        """Return where suspects are due: tables and queues, by the ``limit`` rows due first."""
         selects, params = [], []
-        lost = f"MAX(CASE WHEN {RescueState.LOST.value} THEN available_at END)"
-        for queue in queues:
-            due, due_params = self._in_queue(queue, column="available_at", until=(self.now, []))
-            selects.append(
-                f"SELECT MAX(queue), "
-                f"{self._in_utc(lost)}, "
-                f"MAX(CASE WHEN {RescueState.SUSPECT.value} THEN 1 ELSE 0 END), "
-                f"{self._in_utc('MIN(available_at)')}, {self._in_utc(self.now)} FROM ("
-                f"SELECT queue, rescues, locked_by, available_at "
-                f"FROM {self._by_due(EVENTS)} "
-                f"WHERE {due} ORDER BY {self.by_queue}available_at, id LIMIT %s) due"
-            )
-            params += [me, me, *due_params, limit]
-        found = {}
+        for table in (EVENTS, STREAMS):
+            for queue in queues:
+                due, given = self._in_queue(queue, column=table.due, until=(self.now, []))
+                selects.append(
+                    f"SELECT '{table.name}', MAX(queue) FROM ("
+                    f"SELECT queue, rescues, locked_by FROM {self._by_due(table)} "
+                    f"WHERE {due} ORDER BY {self.by_queue}{table.order} LIMIT %s) due "
+                    f"WHERE {RescueState.SUSPECT.value}"
+                )
+                params += [*given, limit, me]
+        tables = {each.name: each for each in (EVENTS, STREAMS)}
         rows = self._rows(" UNION ALL ".join(selects), params)
-        for queue, until, suspect, *first_and_now in rows:
-            first, now = map(stored_instant, first_and_now)
-            if queue is not None and first is not None and now is not None:
-                waited = (now - first).total_seconds()
-                found[queue] = LostEvents(stored_instant(until), bool(suspect), waited)
-        return found
+        return [(tables[name], queue) for name, queue in rows if queue is not None]
 
     def seconds_to_next_due(self, *, queues: Sequence[str], since: float = 0.0) -> dict[str, float]:
         """Return the seconds until the next row, stream or lease end is due, by queue.
@@ -274,9 +258,8 @@ class EventLeases(Statements):
             one_of, ids = self._one_of(claim.exclude, claim.table.key)
             where.append(f"NOT ({one_of})")
             params += ids
-        if claim.table is EVENTS:
-            where.append(claim.state.value)
-            params.append(claim.me)
+        where.append(claim.state.value)
+        params.append(claim.me)
         return "".join(f" AND {each}" for each in where), params
 
     def _branches(self, claim: Claim) -> list[SQL]:

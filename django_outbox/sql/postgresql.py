@@ -52,11 +52,9 @@ class PostgreSQL(PostgreSQLServer, Dialect):
     _read_committed: ClassVar[WeakSet[Any]] = WeakSet()  # driver connections at this level
 
     def claim(self, claim: Claim) -> Claimed:
-        table, new = claim.table, [claim.me, claim.lease]
-        changes = f"locked_by = %s, locked_at = {self.now}, {table.due} = {self.now_plus}"
-        if table is EVENTS:
-            changes, new = f"{COUNT_RESCUE}, {changes}", [claim.me, *new]
-        rows = self._lease_chosen(claim, (changes, new))
+        changes = f"""{COUNT_RESCUE}, locked_by = %s, locked_at = {self.now},
+            {claim.table.due} = {self.now_plus}"""
+        rows = self._lease_chosen(claim, (changes, [claim.me, claim.me, claim.lease]))
         rows.sort(key=lambda row: (row[-3], row[0]))
         return claimed(claim, rows, rows, _full(claim, rows))
 

@@ -96,15 +96,18 @@ class Settling(EventLeases):
         where = (f"e.attempts = v.attempts AND {fence}", params)
         return self._run(*self._update_each(EachUpdate("outbox_event", given, changes, where)))
 
-    def add_to_history(
+    def note_lost(
         self, *, me: str, leases: Leases, entry: Entry, kind: LeaseKind = LeaseKind.ROW
     ) -> int:
-        """Add an entry to the history of rows; return how many ``me`` still held."""
+        """Note in rows that a worker was lost with them; return how many ``me`` still held.
+
+        The entry has the number of lost workers, which for a key stands on its stream.
+        """
         held, params = self._held(me, leases, kind)
         longer = self.joined.format("SUBSTR(history, 1, LENGTH(history) - 1)", "%s")
-        sql = f"""UPDATE {self._event_by_id} SET
+        sql = f"""UPDATE {self._event_by_id} SET rescues = %s,
             history = CASE WHEN history IS NULL THEN %s ELSE {longer} END WHERE {held}"""
-        return self._run(sql, [*addition(entry), *params])
+        return self._run(sql, [entry.number, *addition(entry), *params])
 
     @contextmanager
     def read_committed(self) -> Iterator[None]:

@@ -18,7 +18,6 @@ from .values import (
     STREAMS,
     Column,
     EachUpdate,
-    LeaseKind,
     Leases,
     Release,
     StreamQuery,
@@ -96,18 +95,15 @@ class StreamLeases(EventLeases):
         found = {row[0]: stored_instant(row[1]) for row in rows}
         return {stream: due for stream, due in found.items() if due is not None}
 
-    def note_starts(self, *, me: str, leases: Leases) -> int:
-        """Count a rescue of events that are about to run; return how many ``me`` still holds."""
-        held, params = self._held(me, leases, LeaseKind.STREAM)
-        sql = f"UPDATE {self._event_by_id} SET rescues = rescues + 1 WHERE {held}"
-        return self._run(sql, params)
+    def keep_suspected(self, *, me: str, leases: Leases, rescues: int) -> int:
+        """Lower the counts of suspects to ``rescues``, before what was tried of them is settled.
 
-    def take_back_starts(self, *, me: str, leases: Leases) -> int:
-        """Undo ``note_starts`` for events that were not started, or end with an orderly stop."""
-        held, params = self._held(me, leases, LeaseKind.STREAM)
-        # No join: MariaDB would wait for streams that business transactions lock.
-        sql = f"UPDATE {self._event_by_id} SET rescues = rescues - 1 WHERE {held}"
-        return self._run(f"{sql} AND rescues > 0", params)
+        What killed a worker must not count against the event behind it. This waits for a business
+        transaction that has locked the stream; nothing else runs in this process meanwhile.
+        Return how many ``me`` still held.
+        """
+        mine, params = self._leased("outbox_stream", me, leases)
+        return self._run(f"UPDATE {self._stream} SET rescues = %s WHERE {mine}", [rescues, *params])
 
     def renew_streams(self, *, me: str, leases: Leases, lease: float) -> tuple[set[str], set[str]]:
         """Renew ``me``'s leases of these streams for ``lease`` seconds; return (renewed, held)."""
@@ -129,13 +125,14 @@ class StreamLeases(EventLeases):
                 instants("locked_at", [each.locked_at for each in some], self.connection),
                 Column("delay", "float8", [-1.0 if e.delay is None else e.delay for e in some]),
                 Column("queue", "text", [each.queue or "" for each in some]),
+                Column("kept", "int", [int(not each.is_innocent) for each in some]),
             ]
             update = EachUpdate(
                 "outbox_stream",
                 given=given,
                 changes=f"""due_at = {self._after("NULLIF(v.delay, -1)")},
                     queue = COALESCE(NULLIF(v.queue, ''), e.queue),
-                    locked_by = NULL, locked_at = {self.now}""",
+                    rescues = e.rescues * v.kept, locked_by = NULL, locked_at = {self.now}""",
                 where=(f"{same} AND e.locked_by = %s AND e.locked_at = v.locked_at", [me]),
             )
             statement = self._update_each_unlocked(update)

@@ -56,15 +56,17 @@ DECIDED = {"status": "smallint", "spent": "int", "delay": "float8"} | dict.fromk
 TAIL = ("due_at", "previous_owner", "now")
 
 
-class RescueState(Enum):
-    """How often a row's worker was lost; the value is the SQL condition, with the claimer's id.
+SUSPECT_FROM = 2  # workers that were lost with a row or stream
 
-    A row that two workers were lost with is a suspect. It is claimed alone, so that no other event
-    is suspected with it. An expired lease counts, because claiming it is the rescue.
+
+class RescueState(Enum):
+    """How many workers were lost with a row or stream: the SQL condition, with the claimer's id.
+
+    With two it is a suspect: it may be what they died of, and only a quarantine claims it. A lease
+    that has ended counts, because claiming it is the rescue.
     """
 
-    CLEAN = "(rescues < 2 AND (locked_by IS NULL OR locked_by = %s))"
-    LOST = "(rescues = 0 AND locked_by <> %s)"
+    ORDINARY = "(rescues = 0 OR (rescues = 1 AND (locked_by IS NULL OR locked_by = %s)))"
     SUSPECT = "(rescues > 1 OR (rescues = 1 AND locked_by <> %s))"
 
 
@@ -94,7 +96,7 @@ class Table(NamedTuple):
 
 
 EVENTS = Table("outbox_event", "id", "available_at", "available_at, id", FULL)
-STREAMS = Table("outbox_stream", "stream", "due_at", "due_at", ("stream", "queue"))
+STREAMS = Table("outbox_stream", "stream", "due_at", "due_at", ("stream", "queue", "rescues"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +121,7 @@ class Claim:
     at: datetime | None = None  # instead of the database's now, for drain() and tests
     skip_recent: float = 0.0  # seconds
     exclude: Sequence[str] = ()
-    state: RescueState = RescueState.CLEAN  # of events
+    state: RescueState = RescueState.ORDINARY
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -163,14 +165,6 @@ class Claimed:
     def found(self, queue: str) -> Found:
         """Return what was found in a queue."""
         return self.queues.get(queue, NOTHING)
-
-
-class LostEvents(NamedTuple):
-    """What a scan found in one queue of what lost workers had leased."""
-
-    until: datetime | None  # latest due time of rows that were lost once; None: there are none
-    suspect: bool  # whether a row was lost twice
-    waited: float  # seconds that the first row of all has been due
 
 
 class DueRow(NamedTuple):
@@ -270,6 +264,7 @@ class Release:
     seq: int | None  # the version that was read; None: any
     delay: float | None  # seconds until it is due; None: idle until the next write
     queue: str | None = None  # where it waits from now on; None keeps its queue
+    is_innocent: bool = False  # its events came to an end here: no worker was lost by them
 
 
 def claimed(

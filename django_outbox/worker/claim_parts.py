@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
@@ -19,7 +17,7 @@ from .stream_claims import StreamClaims
 from .streams import Streams
 
 
-class ClaimParts(ABC):
+class ClaimParts:
     """The parts of a claimer. Its thread only."""
 
     def __init__(
@@ -67,7 +65,6 @@ class ClaimParts(ABC):
             decisions=decisions,
             streams=streams,
             known_pauses=known_pauses,
-            may_try=self._may_try_suspect,
             connect=lambda: self._connection,
             count=self._count,
         )
@@ -82,10 +79,6 @@ class ClaimParts(ABC):
             known_pauses=known_pauses,
             connect=lambda: self._connection,
         )
-
-    @abstractmethod
-    def _may_try_suspect(self) -> bool:
-        """Return whether other claims may wait for the suspect of a stream."""
 
     def _count(self, lease: Lease) -> None:
         """Count an event of a stream that is to be run here."""

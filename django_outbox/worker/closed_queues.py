@@ -97,6 +97,9 @@ class ClosedQueues:
             return
         if breaker.begin_probe(connection, pause):
             claim = Claim(me=self._me, lease=self._lease, branches=[Branch(name, 1)])
-            if not self._events.claim(claim).rows and not self._streams.claim({name: 1})[0]:
+            if (
+                not self._events.claim(claim).rows
+                and not self._streams.claim({name: 1}, scan=True)[0]
+            ):
                 breaker.cancel_probe()
         self._known_pauses.read(connection)

@@ -24,6 +24,7 @@ from ..listeners.queues import batch_room, queue_of
 from ..listeners.registry import Listener
 from ..models import OutboxEvent
 from ..sql import dialect_of, engine_connection, is_in_memory
+from ..sql.values import RescueState
 from .connection_cleanup import tidy
 from .drain_settles import GATHER_COUNT, DrainSettles
 from .leases import Heartbeat
@@ -109,31 +110,38 @@ class _Drain(DrainSettles):
             decisions=self.unrun,
             streams=self.streams,
             known_pauses=self.known_pauses,
-            may_try=lambda: True,
             connect=lambda: connection,
             at=self.at,
-            scan_factor=0,
         )
         known = self.settings.queues
         others = dialect_of(connection).other_queues(known=[*known])
         self.queues = [*known, *others] if self.only is None else [*self.only]
         count, before = 0, -1
-        while self.decided + self.claims.routed > before and (limit is None or count < limit):
-            before = self.decided + self.claims.routed
-            room = chunk if limit is None else min(chunk, limit - count)
-            if leases := self._claim(connection, room):
-                count += self._deliver(connection, leases, inline=inline)
-            if room := chunk if limit is None else min(chunk, limit - count):
-                count += self._deliver_streams(connection, room, inline=inline)
+        while self._progress > before and (limit is None or count < limit):
+            before = self._progress
+            for state, most in (RescueState.ORDINARY, chunk), (RescueState.SUSPECT, 1):
+                room = most if limit is None else min(most, limit - count)
+                if leases := self._claim(connection, room, state):
+                    count += self._deliver(connection, leases, inline=inline)
+                if room := most if limit is None else min(most, limit - count):
+                    count += self._deliver_streams(connection, room, state, inline=inline)
+                if self._progress > before:  # a suspect comes last, alone
+                    break
         if self._error is not None and not self._accepts:
             raise self._error
         return count
 
-    def _deliver_streams(self, connection: BaseDatabaseWrapper, room: int, *, inline: bool) -> int:
+    @property
+    def _progress(self) -> int:
+        return self.decided + self.claims.routed
+
+    def _deliver_streams(
+        self, connection: BaseDatabaseWrapper, room: int, state: RescueState, *, inline: bool
+    ) -> int:
         """Deliver at most ``room`` events of due streams, those of each stream in order."""
         count, follower = 0, None
         waiting: Settled = []
-        self._claim_streams(room)
+        self._claim_streams(room, state)
         try:
             while count < room or waiting:
                 lease = follower if count < room else None
@@ -156,7 +164,6 @@ class _Drain(DrainSettles):
                 self._settle_keyed(connection, part)
         finally:
             self._settle_keyed(connection, waiting)
-            self.claims.suspect = None
             self.streams.release_all(connection)
         return count
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from datetime import datetime
 
 from django.db import connections
@@ -27,8 +27,6 @@ from .stream_claims import StreamClaims
 from .streams import Streams
 from .wakeup import Wakeup
 from .worker import new_owner
-
-RECOVERY_BATCH = 8  # rows in one recovery batch, which claims what lost workers had leased
 
 
 class DrainClaims:
@@ -74,8 +72,10 @@ class DrainClaims:
 
     # -- claims ----------------------------------------------------------------------------------
 
-    def _claim(self, connection: BaseDatabaseWrapper, limit: int) -> list[Lease]:
-        """Lease due events; events of lost workers come last, and each suspect alone."""
+    def _claim(
+        self, connection: BaseDatabaseWrapper, limit: int, state: RescueState
+    ) -> list[Lease]:
+        """Lease due events of one state from the first queue that has some."""
         self.known_pauses.refresh(connection)
         self.pause_ends.finish(connection, monotonic())
         rooms = dict.fromkeys(self._open_queues(), limit)
@@ -84,50 +84,38 @@ class DrainClaims:
             if all(found.values()):
                 rooms = found
                 break
-        for state, most in (
-            (RescueState.CLEAN, limit),
-            (RescueState.LOST, RECOVERY_BATCH),
-            (RescueState.SUSPECT, 1),
-        ):
-            if leases := self._claim_in_turn(connection, rooms, state, most):
+        for queue, room in rooms.items():
+            if leases := self._claim_from(connection, queue, room, state):
                 return leases
         return []
 
     def _open_queues(self) -> list[str]:
         return [each for each in self.queues if self.accepts(each)]
 
-    def _claim_in_turn(
-        self,
-        connection: BaseDatabaseWrapper,
-        rooms: Mapping[str, int],
-        state: RescueState,
-        most: int,
+    def _claim_from(
+        self, connection: BaseDatabaseWrapper, queue: str, room: int, state: RescueState
     ) -> list[Lease]:
-        """Lease events of one state from the first queue that has some."""
-        for queue, room in rooms.items():
-            branch = Branch(queue, min(most, room), most_bytes=self.settings.PREFETCH_BYTES // 2)
-            claim = Claim(
-                me=self.me,
-                lease=self.held.lease,
-                branches=[branch],
-                at=self.at,
-                exclude=self.excluded,
-                state=state,
-            )
-            deadline = self.held.deadline(monotonic())
-            while rows := dialect_of(connection).claim(claim).rows:
-                leases = [
-                    lease_from_row(row, claim.columns, deadline=deadline, me=self.me)
-                    for row in rows
-                ]
-                leases, _ = coalesce_and_complete(connection, leases, self.held)
-                leases = [each for each in leases if each.stream is None]
-                new = self.held.add(self._accepted(connection, leases))
-                if not new:
-                    continue  # there may be others
-                announce(events_claimed, sender=self.alias, count=len(new), source="cold")
-                report_rescues(connection, [each for each in new if each.rescued])
-                return new
+        claim = Claim(
+            me=self.me,
+            lease=self.held.lease,
+            branches=[Branch(queue, room, most_bytes=self.settings.PREFETCH_BYTES // 2)],
+            at=self.at,
+            exclude=self.excluded,
+            state=state,
+        )
+        deadline = self.held.deadline(monotonic())
+        while rows := dialect_of(connection).claim(claim).rows:
+            leases = [
+                lease_from_row(row, claim.columns, deadline=deadline, me=self.me) for row in rows
+            ]
+            leases, _ = coalesce_and_complete(connection, leases, self.held)
+            leases = [each for each in leases if each.stream is None]
+            new = self.held.add(self._accepted(connection, leases))
+            if not new:
+                continue  # there may be others
+            announce(events_claimed, sender=self.alias, count=len(new), source="cold")
+            report_rescues(connection, [each for each in new if each.rescued])
+            return new
         return []
 
     def _accepted(self, connection: BaseDatabaseWrapper, leases: list[Lease]) -> list[Lease]:
@@ -139,20 +127,21 @@ class DrainClaims:
             unclaim(connection, me=self.me, leases=others)
         return [each for each in leases if self.accepts(each.queue)]
 
-    def _claim_streams(self, room: int) -> None:
+    def _claim_streams(self, room: int, state: RescueState) -> None:
         """Claim until there is something to deliver, or until only paused streams are left."""
+        if state is RescueState.SUSPECT:
+            any(self.claims.claim_suspect(queue) for queue in self._open_queues())
+            return
         brought, before = 0, -1
         more: Collection[str] | bool = True
         while more and not brought and self.claims.postponed > before:
             before = self.claims.postponed
             rooms = dict.fromkeys(self._open_queues(), room)
-            brought, more = self.claims.claim(rooms) if rooms else (0, False)
+            brought, more = self.claims.claim(rooms, scan=True) if rooms else (0, False)
 
     def _next_head(self, room: int) -> Lease | None:
         if self.streams.next_read() <= monotonic():
             self.claims.read_again(monotonic(), room)
-        if not len(self.ready):
-            self.claims.run_suspect()
         return next(iter(self.ready.take_all(1)), None)
 
     def _same_lane(self, listener: Listener, head: Lease, room: int) -> list[Lease]:

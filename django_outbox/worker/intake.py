@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..conf import CENTURY, Settings
@@ -40,10 +38,9 @@ class Intake:
         self.more = False  # more was due than the last claim took
         self.poll_at = 0.0  # monotonic; the next poll
         self.due_at = 0.0  # monotonic; when something falls due, as far as we know
-        self.lost_until: datetime | None = None  # latest due time of what lost workers leased
         self._was_closed = False
 
-    def find_room(self, connection: BaseDatabaseWrapper, now: float, *, recovering: bool) -> bool:
+    def find_room(self, connection: BaseDatabaseWrapper, now: float) -> bool:
         """Set the free places; return whether offers were left to other workers.
 
         A claim waits until it can take a fair part of a batch.
@@ -55,7 +52,7 @@ class Intake:
             return False
         if self.prefetch.is_busy(now):
             return self.shedding.drop_offers(connection)
-        self.room = self._room(now, recovering=recovering)
+        self.room = self._room(now)
         if not self.room:
             return False
         pool.needs_room = False
@@ -63,15 +60,7 @@ class Intake:
             self.room = self._within_rate(now, pool.rate.available())
         return not self.room and self.shedding.drop_offers(connection)
 
-    def is_recovering(self, now: float) -> bool:
-        """Return whether it claims what lost workers had leased, so that little is in flight."""
-        if self.lost_until is None or self.pool.is_closed:
-            return False
-        return not self.prefetch.is_busy(now)
-
-    def _room(self, now: float, *, recovering: bool) -> int:
-        if recovering:
-            return self.prefetch.room_for_recovery()
+    def _room(self, now: float) -> int:
         load = self.pool.async_load()
         if not load.is_full and (waited := self.shedding.clear_excluded(now)):
             self.watermark.lower(waited)
@@ -104,9 +93,9 @@ class Intake:
             self.watermark.lower(waited)
             self.poll_at = 0.0  # as soon as a thread is free
 
-    def branch(self, limit: int, *, scanning: bool = False) -> Branch:
+    def branch(self, limit: int, *, scan: bool) -> Branch:
         """Return what a claim takes of this queue, at most ``limit`` events."""
-        since = None if scanning else self.watermark.begin_claim()
+        since = self.watermark.begin_claim(scan=scan)
         return Branch(self.name, limit, since, self.prefetch.bytes_left)
 
     def count(self, events: int) -> None:

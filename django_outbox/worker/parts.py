@@ -176,7 +176,7 @@ class Parts:
         self._heartbeat_loop = self._loop(
             "heartbeat", self._lease_returner.step, close=self._lease_returner.close
         )
-        self._claimer_loop = self._loop("claimer", self._claimer.step)
+        self._claimer_loop = self._loop("claimer", self._claimer.step, close=self._claimer.close)
         self._wakeup.wake = self._claimer_loop.wake
         interval = settings.PURGE_INTERVAL if self._purge else None
         self._purger = Purger(alias=self.alias, me=self.id, lease=settings.LEASE, interval=interval)

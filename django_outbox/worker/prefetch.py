@@ -16,8 +16,6 @@ GROW_BELOW = 0.2
 GROW_FAST_BELOW = 0.02
 BUSY_AFTER = 0.25  # seconds without a free thread after which other workers may be faster
 MIN_PER_THREAD = 2  # times the threads: the smallest limit, however long listeners take
-# Times the threads: the events leased while those of lost workers are recovered.
-RECOVERY_PER_THREAD = 4
 CLAIMS_TO_FILL = 4  # claims that it takes to fill a worker's memory with large payloads
 ASSUMED_PAYLOAD = 1024  # bytes that a payload is expected to have before the first claim
 
@@ -96,16 +94,6 @@ class Prefetch:
         )
         worthwhile = min(settings.POLL_BATCH_SIZE, self.size) // 2
         return room if room >= worthwhile or (room > 0 and not waiting) else 0
-
-    def room_for_recovery(self) -> int:
-        """Return the same for a recovery batch, which is small, of events that lost workers held.
-
-        What is in flight when a second worker is lost is tried alone later, so it must be little.
-        """
-        batch = min(RECOVERY_PER_THREAD * self._queue.WORKERS, self._max_size)
-        in_flight = self._load.held - self._load.followers
-        room = min(batch - len(self._ready), batch + self._in_flight - in_flight, self._affordable)
-        return room if room >= batch // 2 else 0
 
     @property
     def bytes_left(self) -> int:

@@ -8,14 +8,24 @@ from collections.abc import Sequence
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from ..conf import Settings
 from ..delivery.lease import Lease, of_rows
 from ..listeners.history import Entry, with_entries
 from ..log import first_line
 from ..signals import announce, event_rescued
 from ..sql import dialect_of
 from ..sql.transactions import all_or_nothing
+from ..sql.values import SUSPECT_FROM
 
 logger = logging.getLogger("django_outbox")
+
+
+def kept_count(settings: Settings) -> int:
+    """Return how many lost workers a suspected stream is left with once its head has ended.
+
+    So it stays a suspect for the events behind, of which none dies for what was before it.
+    """
+    return min(SUSPECT_FROM, settings.MAX_RESCUES - 1)
 
 
 def report_rescues(connection: BaseDatabaseWrapper, leases: Sequence[Lease]) -> None:
@@ -37,7 +47,7 @@ def _note(connection: BaseDatabaseWrapper, leases: Sequence[Lease]) -> None:
     lost = Entry(at=first.database_now, kind="lost", number=first.rescues, by=first.previous_owner)
     try:
         with all_or_nothing(connection):
-            dialect_of(connection).add_to_history(
+            dialect_of(connection).note_lost(
                 me=first.owner, leases=rows, entry=lost, kind=first.kind
             )
     except Exception as error:  # noqa: BLE001

@@ -24,6 +24,7 @@ from ..sql.values import LeaseKind
 from .connection_cleanup import BrokenSessions
 from .pools import Pools
 from .queues import Decisions, Held
+from .rescues import kept_count
 from .settle_log import Settled, log_refused, report_settled
 from .statistics import Statistics
 from .streams import Streams
@@ -209,6 +210,12 @@ def write(batch: Settled, *, connection: BaseDatabaseWrapper, me: str, settings:
 
     Refused are those whose leases have ended, and were taken by another worker or anew.
     """
+    kept = kept_count(settings)
+    suspected = [each for each, _ in batch if each.stream is not None and each.rescues > kept]
+    if suspected:
+        dialect_of(connection).keep_suspected(
+            me=me, leases={str(each.stream): each.locked_at for each in suspected}, rescues=kept
+        )
     if batch[0][1].written:  # by atomic listeners, with their changes
         refused = sum(decision is LOST for _, decision in batch)
     else:

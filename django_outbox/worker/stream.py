@@ -26,8 +26,10 @@ class Stream:
     name: str  # lane and key
     deadline: float  # monotonic; none of its events starts after it without a renewal
     locked_at: Any  # when it was leased, as the claim returned it
-    careful: int = 0  # events to run one by one, because a worker was lost with this stream
-    lost_worker: str = ""  # that worker
+    rescues: int = 0  # workers that were lost with it
+    lost_worker: str | None = None  # the last of them, until that has been reported
+    alone: int = 0  # events to run one by one, each settled before the next: it is a suspect
+    is_innocent: bool = False  # what was started of it has come to its end here
     seq: int = 0  # its version when it was read
     waiting: deque[Lease] = field(default_factory=deque)
     handed_out: list[Lease] = field(default_factory=list)  # and not settled
@@ -67,7 +69,6 @@ class LeasedStreams:
         self._lock = held.lock
         self._streams: dict[str, Stream] = {}
         self._to_release: list[Stream] = []
-        self._rescues_to_undo: list[Lease] = []  # events whose counted rescue is to be undone
         # Keys that only other workers may claim, each until a time (monotonic).
         self._left_to_others: dict[str, float] = {}
 
@@ -104,6 +105,11 @@ class LeasedStreams:
     def to_read(self, now: float, most: int) -> list[Stream]:
         with self._lock:
             return [each for each in self._streams.values() if each.read_at <= now][:most]
+
+    def suspect(self) -> Stream | None:
+        """Return the stream whose events run one by one, if there is one."""
+        with self._lock:
+            return next((each for each in self._streams.values() if each.alone), None)
 
     def to_renew(self, now: float) -> list[Stream]:
         """Return the streams whose leases are older than a third of their length."""
@@ -171,9 +177,10 @@ def of_streams(streams: Iterable[Stream]) -> dict[str, Any]:
 
 
 def release_of(stream: Stream, now: float) -> Release:
+    name, locked_at, is_innocent = stream.name, stream.locked_at, stream.is_innocent
     if stream.due == inf:
-        return Release(stream.name, stream.locked_at, stream.seq, None)
+        return Release(name, locked_at, stream.seq, None, is_innocent=is_innocent)
     delay, queue = max(stream.due - now, 0.0), stream.next_queue
     # If it is due at once, its next claim reads what was written in the meantime.
     seq = stream.seq if delay else None
-    return Release(stream.name, stream.locked_at, seq, delay, queue)
+    return Release(name, locked_at, seq, delay, queue, is_innocent)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from itertools import takewhile
 from math import ceil, inf
 from typing import Any
 
@@ -15,29 +14,37 @@ from .. import doorbell
 from ..clocks import monotonic
 from ..conf import Settings
 from ..delivery.deliver import dead_after_rescues
-from ..delivery.lease import Lease, lease_from_row, of_rows
+from ..delivery.lease import Lease, lease_from_row
 from ..delivery.paused import is_paused
 from ..events import split_stream, stored_instant
 from ..listeners.outcomes import Status
 from ..listeners.queues import expected_queue
 from ..signals import announce, events_claimed
 from ..sql import dialect_of
-from ..sql.values import KEYED, POSTPONED_FOR, STREAMS, Branch, Claim, StreamQuery, StreamRows
+from ..sql.values import (
+    KEYED,
+    POSTPONED_FOR,
+    STREAMS,
+    Branch,
+    Claim,
+    RescueState,
+    Row,
+    StreamQuery,
+    StreamRows,
+)
 from .pauses import KnownPauses
 from .queues import Decisions, Held
 from .rescues import report_rescues
 from .routing import complete, is_whole
 from .stream import Stream, StreamHeads, of_streams
 from .streams import Streams
-from .throttle import FULL_SCAN_FACTOR, Throttle
-from .watermark import ScanningWatermark
+from .watermark import Watermark
 
 logger = logging.getLogger("django_outbox")
 
 MAX_EVENTS = 32  # events of one stream that are read at a time
 ROUTING_WAIT = 0.1  # seconds for which a stream waits until an earlier event of its key is routed
-SUSPECT_RETRY = 1.0  # seconds after which a suspect that was not tried is due again
-SEQ, STATUS, RESCUES = (KEYED.index(name) for name in ("seq", "status", "rescues"))
+SEQ, STATUS = KEYED.index("seq"), KEYED.index("status")
 DELIVER_AT = KEYED.index("deliver_at")
 PAUSE_COLUMNS = [KEYED.index(name) for name in ("event_type", "listener", "key")]
 LISTENER, ROW_QUEUE = KEYED.index("listener"), KEYED.index("queue")
@@ -59,30 +66,26 @@ class StreamClaims:
         decisions: Decisions,
         streams: Streams,
         known_pauses: KnownPauses,
-        may_try: Callable[[], bool],
         connect: Callable[[], BaseDatabaseWrapper],
-        scan_factor: float = FULL_SCAN_FACTOR,
         at: datetime | None = None,
         count: Callable[[Lease], None] = lambda lease: None,
     ) -> None:
         self._alias, self._me, self._settings, self._connect = alias, me, settings, connect
         self._held, self._pools, self._decisions = held, pools, decisions
-        self.streams, self._known_pauses, self._may_try = streams, known_pauses, may_try
-        self._watermarks: dict[str, ScanningWatermark] = {}  # by queue
-        self._scans = Throttle(scan_factor)
+        self.streams, self._known_pauses = streams, known_pauses
+        self._watermarks: dict[str, Watermark] = {}  # by queue
         self._count = count  # called for each event
         self._at = at  # instead of the database's now, for drain()
         self.exclude: list[str] = []  # keys that are not claimed again
         self.routed = 0  # events so far that were given to listeners they lacked
         self.postponed = 0  # streams so far whose first events are paused
         self._events_per_stream = 2  # events that a stream is expected to bring
-        self.suspect: tuple[Stream, Lease] | None = None  # to be run when nothing is in flight
-        self._untried_at = -inf  # monotonic; when a suspect was found that could not be tried
 
-    def claim(self, rooms: Mapping[str, int]) -> tuple[int, set[str]]:
+    def claim(self, rooms: Mapping[str, int], *, scan: bool) -> tuple[int, set[str]]:
         """Claim due streams, for as many events of each queue as it has room for.
 
-        Return how many events they brought, and of which queues more streams are due.
+        With ``scan``, claim those below the watermarks too. Return how many events they brought,
+        and of which queues more streams are due.
         """
         now, threads = monotonic(), self._settings.WORKERS
         deadline = self._held.deadline(now)
@@ -92,50 +95,62 @@ class StreamClaims:
             Branch(
                 queue,
                 max(rooms[queue] // self._events_per_stream, min(rooms[queue], threads)),
-                since=watermark.begin_claim(),
+                since=watermark.begin_claim(scan=scan),
             )
             for queue, watermark in marks.items()
         ]
-        found = self._dialect.claim(
-            Claim(
-                me=self._me,
-                lease=self._held.lease,
-                table=STREAMS,
-                branches=branches,
-                at=self._at,
-                exclude=excluded,
-            )
-        )
+        found = self._dialect.claim(self._claim_of(branches, exclude=excluded))
         for queue, watermark in marks.items():  # what was skipped, the next claim must find
             watermark.end_claim(found.found(queue), skipped=bool(excluded))
-        new = self.streams.claimed(
-            Stream(name, deadline, locked_at, queue=queue)
-            if was in (None, self._me)
-            else Stream(name, deadline, locked_at, careful=MAX_EVENTS, lost_worker=was, queue=queue)
-            for name, queue, _due, was, locked_at in found.rows
-        )
+        new = self.streams.claimed(self._stream(row, deadline) for row in found.rows)
         room = max((rooms[each.queue] for each in branches), default=0)
         count = self._read([each for key in new if (each := self.streams.get(key))], room)
         if new:
             self._events_per_stream = min(2 * ceil(count / len(new)) or 1, MAX_EVENTS)
         return count, {queue for queue, each in found.queues.items() if each.more}
 
-    def next_scan(self) -> float:
-        """Return when (monotonic) the next full scan may run; inf: the last claim was one."""
-        return min((each.next_scan() for each in self._watermarks.values()), default=inf)
+    def claim_suspect(self, queue: str) -> int:
+        """Claim one suspect of a queue, whose events run one by one; return how many it brought."""
+        deadline = self._held.deadline(monotonic())
+        excluded = [*self.exclude, *self.streams.excluded_names(monotonic())]
+        claim = self._claim_of([Branch(queue, 1)], exclude=excluded, state=RescueState.SUSPECT)
+        found = self._dialect.claim(claim).rows
+        new = self.streams.claimed(self._stream(row, deadline, alone=MAX_EVENTS) for row in found)
+        return self._read([each for key in new if (each := self.streams.get(key))], 1)
 
-    def _watermark(self, queue: str) -> ScanningWatermark:
-        return self._watermarks.setdefault(queue, ScanningWatermark(throttle=self._scans))
+    def _claim_of(self, branches: Sequence[Branch], **more: Any) -> Claim:
+        return Claim(
+            me=self._me,
+            lease=self._held.lease,
+            table=STREAMS,
+            branches=branches,
+            at=self._at,
+            **more,
+        )
+
+    def _stream(self, row: Row, deadline: float, *, alone: int = 0) -> Stream:
+        name, queue, rescues, _due, was, locked_at = row
+        lost = was if was != self._me else None
+        return Stream(name, deadline, locked_at, rescues, lost, alone, queue=queue)
+
+    def _watermark(self, queue: str) -> Watermark:
+        return self._watermarks.setdefault(queue, Watermark())
 
     def read_again(self, now: float, room: int) -> None:
         """Read streams again that could not be released, or that run event by event."""
         self._read(self.streams.to_read(now, room), room)
+
+    def read_suspect(self, suspect: Stream) -> None:
+        """Read the next event of a suspect, whose last one is settled."""
+        self._read([suspect], 1)
 
     def _read(self, streams_to_read: Sequence[Stream], room: int) -> int:
         if not streams_to_read:
             return 0
         settings = self._settings
         limit = max(min(room // len(streams_to_read), MAX_EVENTS), 1)
+        if any(each.alone for each in streams_to_read):
+            limit = 1
         read = StreamQuery(
             me=self._me,
             streams=of_streams(streams_to_read),
@@ -162,7 +177,7 @@ class StreamClaims:
     def _complete(self, streams: Sequence[StreamRows]) -> bool:
         """Give the events that were read to the listeners that they lack; return if any did."""
         leases = [
-            self._lease(row, stream, found.now, None)
+            self._lease(row, stream, found.now, None, is_head=False)
             for found in streams
             if (stream := self.streams.get(found.name)) is not None
             for row in found.rows
@@ -179,8 +194,10 @@ class StreamClaims:
         self, streams: Sequence[StreamRows], limit: int, retries: Mapping[str, datetime]
     ) -> int:
         """Hand out what was read, or release it to the workers of its queue; return the events."""
-        careful: list[tuple[Stream, StreamRows, Lease, float]] = []
         taken: list[Lease] = []
+        rescued: list[Lease] = []
+        ready: list[tuple[Stream, int, list[Lease], float]] = []
+        deadly: list[tuple[Stream, int, Lease, float]] = []
         for found in streams:
             stream = self.streams.get(found.name)
             if stream is None:
@@ -189,16 +206,19 @@ class StreamClaims:
             if leases and not self._pools.accepts(leases[0].queue):
                 stream.seq = found.seq
                 self.streams.leave_to(stream, leases[0].queue)
-            elif leases and (stream.careful or leases[0].rescues):
-                careful.append((stream, found, leases[0], due))
+                continue
+            taken += leases
+            rescued += [each for each in leases if each.rescued]
+            if leases and stream.rescues >= self._settings.MAX_RESCUES:
+                deadly.append((stream, found.seq, leases[0], due))
             else:
-                innocent = [*takewhile(lambda each: not each.rescues, leases)]
-                if len(innocent) < len(leases):
-                    due = 0.0  # an event that may have killed a worker becomes the first
-                self.streams.add_events(stream, found.seq, innocent, due)
-                taken += innocent
-        self._run_carefully(careful)
-        taken += [lease for _, _, lease, _ in careful]
+                ready.append((stream, found.seq, leases, due))
+        report_rescues(self._connection, rescued)
+        for stream, seq, leases, due in ready:
+            self.streams.add_events(stream, seq, leases, due)
+        for stream, seq, lease, due in deadly:
+            self.streams.add_decided(stream, seq, lease, due)
+            self._decisions.put((lease, dead_after_rescues(lease.rescues)))
         for lease in taken:
             self._count(lease)
         return len(taken)
@@ -223,7 +243,7 @@ class StreamClaims:
                 if not leases:
                     stream.next_queue = _queue_of(row)
                 return leases, started + (next_try - now).total_seconds()
-            leases.append(self._lease(row, stream, found.now, next_try))
+            leases.append(self._lease(row, stream, found.now, next_try, is_head=not leases))
         if len(found.rows) == limit and not _is_newest(found.rows[-1], found):
             due = 0.0
         return leases, due
@@ -240,10 +260,12 @@ class StreamClaims:
         return POSTPONED_FOR
 
     def _lease(
-        self, row: Sequence[Any], stream: Stream, now: Any, next_try: datetime | None
+        self, row: Row, stream: Stream, now: Any, next_try: datetime | None, *, is_head: bool
     ) -> Lease:
-        due = next_try or row[FIRST_DUE] or row[CREATED]
-        was = stream.lost_worker if stream.careful else None
+        """Return the lease of an event; what was lost with a stream counts against its head."""
+        due, was = next_try or row[FIRST_DUE] or row[CREATED], None
+        if is_head:
+            was, stream.lost_worker = stream.lost_worker, None
         lease = lease_from_row(
             (*row[:ROUTED_UNTIL], due, was, now),
             KEYED,
@@ -251,75 +273,9 @@ class StreamClaims:
             me=self._me,
             locked_at=stream.locked_at,
         )
+        lease.rescues = stream.rescues if is_head else 0
         lease.queue, lease.queue_in_row = _queue_of(row), stream.queue
         return lease
-
-    # -- events that a worker was lost with ------------------------------------------------------
-
-    def _run_carefully(self, heads: Sequence[tuple[Stream, StreamRows, Lease, float]]) -> None:
-        """Run these one event at a time, each counted before it starts, settled before the next.
-
-        An event that two workers were lost with is a suspect, which runs alone.
-        """
-        starting = []
-        for stream, found, lease, ends in heads:
-            stream.careful = max(stream.careful - 1, 0)
-            lease.rescues += 1
-            due = min(ends, monotonic())  # at once, for the events behind it
-            if lease.rescues >= self._settings.MAX_RESCUES:
-                report_rescues(self._connection, [lease])
-                self._settle_as_dead(stream, found.seq, lease, due)
-            elif lease.rescues == 1:
-                starting.append((stream, found.seq, lease, due))
-            elif self.suspect is None and self._may_try():
-                self.suspect = (stream, lease)
-                self.streams.keep_for_suspect(stream, found.seq, due)
-            else:  # one suspect at a time, and another process may be idle sooner
-                self._untried_at = monotonic()
-                self.streams.add_events(stream, found.seq, [], self._retry_at)
-        self._start([lease for _, _, lease, _ in starting])
-        for stream, seq, lease, due in starting:
-            self.streams.add_events(stream, seq, [lease], due)
-
-    def run_suspect(self) -> bool:
-        """Start the suspect while nothing is in flight; return whether there was one."""
-        if self.suspect is None:
-            return False
-        (stream, lease), self.suspect = self.suspect, None
-        if self.streams.get(stream.name) is not stream:
-            return False
-        self._start([lease])
-        self.streams.add_events(stream, stream.seq, [lease], stream.due)
-        return True
-
-    @property
-    def suspect_waits(self) -> bool:
-        """Return whether a suspect was found lately and could not be tried; it comes again soon."""
-        return monotonic() - self._untried_at < 2 * SUSPECT_RETRY
-
-    def drop_suspect(self) -> None:
-        """Give up the suspect, because other events stayed in flight."""
-        if self.suspect is not None:
-            (stream, _), self.suspect = self.suspect, None
-            self._untried_at = monotonic()
-            self.streams.add_events(stream, stream.seq, [], self._retry_at)
-            self.streams.release(self._connection)
-
-    @property
-    def _retry_at(self) -> float:
-        """Return when (monotonic) an untried suspect is due again, in this worker or another."""
-        return monotonic() + min(self._held.lease, SUSPECT_RETRY)
-
-    def _start(self, leases: Sequence[Lease]) -> None:
-        if leases:
-            self._dialect.note_starts(me=self._me, leases=of_rows(leases))
-            for each in leases:
-                each.rescue_counted = True
-            report_rescues(self._connection, leases)
-
-    def _settle_as_dead(self, stream: Stream, seq: int, lease: Lease, due: float) -> None:
-        self.streams.add_decided(stream, seq, lease, due)
-        self._decisions.put((lease, dead_after_rescues(lease.rescues)))
 
     @property
     def _connection(self) -> BaseDatabaseWrapper:

@@ -11,17 +11,17 @@ import time
 from collections.abc import Iterable, Sequence
 from math import ceil, inf
 
-from django.db import DatabaseError
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from .. import doorbell
 from ..clocks import monotonic
 from ..delivery.deliver import listener_of
-from ..delivery.lease import Lease, of_rows
+from ..delivery.lease import Lease
 from ..listeners.outcomes import DONE, LOST, Decision, Status
 from ..signals import announce, lease_lost
 from ..sql import dialect_of
 from ..sql.values import Release
+from .rescues import kept_count
 from .stream import READ_WAITS, LeasedStreams, Stream, of_streams, release_of, unstarted
 
 logger = logging.getLogger("django_outbox")
@@ -58,6 +58,7 @@ class Streams(LeasedStreams):
                 lease.deadline = stream.deadline
             self._held.add(leases)
             stream.waiting.extend(leases)
+            stream.alone = max(stream.alone - 1, 0)
             for lease in leases:
                 self._held.load(lease.queue).followers += 1
             if leases:
@@ -73,11 +74,6 @@ class Streams(LeasedStreams):
             self._held.add([lease])
             lease.decided = True
             stream.handed_out.append(lease)
-
-    def keep_for_suspect(self, stream: Stream, seq: int, due: float) -> None:
-        """Keep a stream, with its lease renewed, until its suspect may run."""
-        with self._lock:
-            stream.seq, stream.due, stream.read_at = seq, due, inf
 
     def drop_lost(self, streams: Iterable[Stream]) -> None:
         """Drop streams that other workers own; settles of their running events will be refused."""
@@ -124,8 +120,12 @@ class Streams(LeasedStreams):
                 if stream is None or lease not in stream.handed_out:
                     continue
                 stream.handed_out.remove(lease)
+                stream.rescues = min(stream.rescues, kept_count(self._settings))
                 self._apply(stream, lease, decision)
                 if not stream.handed_out:
+                    is_end = decision.delay is None or decision.status is Status.RETRY
+                    is_end &= decision is not LOST
+                    stream.is_innocent = is_end and not stream.released_to_others
                     self._continue(stream)
 
     def _apply(self, stream: Stream, lease: Lease, decision: Decision) -> None:
@@ -143,12 +143,12 @@ class Streams(LeasedStreams):
 
     def _stop(self, stream: Stream, due: float) -> None:
         self._clear(stream)
-        stream.due, stream.careful = due, 0
+        stream.due, stream.alone = due, 0
 
     def _continue(self, stream: Stream) -> None:
         if stream.waiting:
             self._hand_out(stream)
-        elif stream.careful:
+        elif stream.alone:
             stream.read_at = 0.0
             self._wakeup.expect(0.0)
         else:
@@ -171,7 +171,7 @@ class Streams(LeasedStreams):
     def _leave_to(self, stream: Stream, queue: str) -> None:
         self._clear(stream)
         stream.due, stream.read_at, stream.next_queue = monotonic(), inf, queue
-        stream.released_to_others = True
+        stream.released_to_others, stream.is_innocent = True, False
         self._to_release.append(stream)
 
     # -- giving back -----------------------------------------------------------------------------
@@ -182,7 +182,6 @@ class Streams(LeasedStreams):
             return
         releases = [release_of(each, now) for each in finished]
         try:
-            self._undo_rescue_counts(connection)
             freed = dialect_of(connection).release_streams(me=self._me, streams=releases)
         except BaseException:
             with self._lock:
@@ -222,14 +221,13 @@ class Streams(LeasedStreams):
         """
         with self._lock:
             for stream in self._streams.values():
-                stream.careful = 0  # it is not read again
+                stream.alone = 0  # it is not read again
                 self._release_to_others(stream)
             self._to_release = []
             left = {key: each for key, each in self._streams.items() if not each.handed_out}
             self._streams = {key: each for key, each in self._streams.items() if each.handed_out}
         count, until, dialect = len(left), monotonic() + LOCKED_RETRY_TIME, dialect_of(connection)
         try:
-            self._undo_rescue_counts(connection)
             while left:  # a business transaction that locks one may end soon
                 releases = [Release(each.name, each.locked_at, None, 0.0) for each in left.values()]
                 for key in dialect.release_streams(me=self._me, streams=releases):
@@ -247,26 +245,8 @@ class Streams(LeasedStreams):
         """Give back running streams, too, whose settles will be refused; return how many."""
         with self._lock:
             leases = of_streams(self._streams.values())
-            self._plan_undo(each for stream in self._streams.values() for each in stream.handed_out)
-        self._undo_rescue_counts(connection)
         dialect = dialect_of(connection)
         return dialect.hand_back_streams(me=self._me, leases=leases, after=after)
-
-    def _plan_undo(self, leases: Iterable[Lease]) -> None:
-        counted = [each for each in leases if each.rescue_counted]
-        self._rescues_to_undo += counted
-        for each in counted:
-            each.rescue_counted = False  # or it would be undone twice
-
-    def _undo_rescue_counts(self, connection: BaseDatabaseWrapper) -> None:
-        """Undo the rescues that were counted before events started, while we own their streams."""
-        with self._lock:
-            leases, self._rescues_to_undo = of_rows(self._rescues_to_undo), []
-        try:
-            if leases:
-                dialect_of(connection).take_back_starts(me=self._me, leases=leases)
-        except DatabaseError as error:  # a lock, for example; the streams are released anyway
-            logger.warning("rescue counts not reverted error=%s", error)
 
     # -- for the heartbeat, and after a refused settle -------------------------------------------
 
@@ -293,7 +273,7 @@ class Streams(LeasedStreams):
         with self._lock:
             kept = [each for each in self._streams.values() if not each.released_to_others]
             fair = ceil((len(kept) + sum(others)) / (len(others) + 1))
-            able = [each for each in kept if not each.careful and unstarted(each)]
+            able = [each for each in kept if not each.alone and unstarted(each)]
             # Those without a running event first.
             able.sort(key=lambda each: any(lease.started_at for lease in each.handed_out))
             for stream in able[: len(kept) - fair]:
@@ -303,7 +283,7 @@ class Streams(LeasedStreams):
         """Release streams whose first event has waited for a thread since before ``before``.
 
         ``before`` is monotonic, ``queue`` that of the event. Return whether there were any.
-        Streams of lost workers are kept, unless a thread has turned their first event away.
+        A suspect is kept, unless a thread has turned its event away.
         """
         with self._lock:
             late = [
@@ -311,7 +291,7 @@ class Streams(LeasedStreams):
                 for each in self._streams.values()
                 if each.handed_out
                 and each.handed_out[0].queue == queue
-                and (each.handed_out[0].turned_away or not each.careful)
+                and (each.handed_out[0].turned_away or not each.alone)
                 and each.handed_out[0].handed_out_at < before
                 and all(lease.is_waiting for lease in each.handed_out)
             ]
@@ -320,11 +300,10 @@ class Streams(LeasedStreams):
         return bool(late)
 
     def _release_to_others(self, stream: Stream) -> None:
-        self._plan_undo(dropped := unstarted(stream))
-        self._held.drop(dropped)
+        self._held.drop(dropped := unstarted(stream))
         self._clear(stream)
         stream.handed_out = [each for each in stream.handed_out if not each.is_waiting]
-        stream.due, stream.released_to_others = monotonic(), True
+        stream.due, stream.released_to_others, stream.is_innocent = monotonic(), True, False
         stream.next_queue = dropped[0].queue if dropped else stream.next_queue
         if not stream.handed_out:
             self._to_release.append(stream)

@@ -7,11 +7,8 @@ kept workers busy.
 
 from __future__ import annotations
 
-from math import inf
-
 from ..clocks import monotonic
 from ..sql.values import Found
-from .throttle import FULL_SCAN_FACTOR, Throttle
 
 # Seconds; what was due that long before a claim started may commit after it.
 LATE_COMMIT_MARGIN = 1.0
@@ -30,48 +27,19 @@ class Watermark:
         self._low = self._started = 0.0  # monotonic; a claim scans rows that are due since
 
     def set(self, started: float, waited: float) -> None:
-        """Set it to what had been due for ``waited`` seconds when a scan ``started``."""
+        """Set it to what had been due for ``waited`` seconds when a claim ``started``."""
         self._low = started - waited - self._margin
 
     def lower(self, waited: float) -> None:
         """Lower it to what has been due for ``waited`` seconds, though a claim has passed it."""
         self._low = min(self._low, monotonic() - waited - self._margin)
 
-    def begin_claim(self) -> float | None:
+    def begin_claim(self, *, scan: bool) -> float | None:
         """Return for how many seconds the rows to scan have been due at most; None: a full scan."""
         self._started = monotonic()
-        return self._started - self._low
+        return None if scan else self._started - self._low
 
     def end_claim(self, found: Found, *, skipped: bool = False) -> None:
         """Set the watermark after a claim, unless it ``skipped`` due rows."""
         if not skipped:
             self.set(self._started, found.waited if found.more else 0.0)
-
-
-class ScanningWatermark(Watermark):
-    """A watermark that makes some of the claims full scans, as often as their cost allows."""
-
-    def __init__(
-        self, *, factor: float = FULL_SCAN_FACTOR, throttle: Throttle | None = None
-    ) -> None:
-        """``factor`` as of ``Throttle``; 0: every claim is a full scan.
-
-        With a ``throttle``, the watermarks of several queues make their full scans together.
-        """
-        super().__init__()
-        self._throttle = throttle or Throttle(factor)
-        self._scanned = True  # by the last claim
-
-    def begin_claim(self) -> float | None:
-        age = super().begin_claim()
-        self._scanned = self._started >= self._throttle.until
-        return None if self._scanned else age
-
-    def end_claim(self, found: Found, *, skipped: bool = False) -> None:
-        super().end_claim(found, skipped=skipped)
-        if self._scanned:
-            self._throttle.after(self._started)
-
-    def next_scan(self) -> float:
-        """Return when (monotonic) the next full scan may run; inf: the last claim was one."""
-        return inf if self._scanned else self._throttle.until

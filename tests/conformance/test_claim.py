@@ -19,7 +19,7 @@ from django_outbox.events import stored_instant
 from django_outbox.listeners.outcomes import DONE, Decision, Status
 from django_outbox.models import OutboxEvent, OutboxStream
 from django_outbox.sql import dialect_of, engine_connection
-from django_outbox.sql.values import FULL, Claim, LostEvents, RescueState
+from django_outbox.sql.values import EVENTS, FULL, Claim, RescueState
 from django_outbox.worker import settler
 from tests import databases
 from tests.plans import analyze, large_steps
@@ -132,8 +132,7 @@ def test_an_ended_lease_is_taken_and_counted_as_a_rescue() -> None:
     (event_id,) = insert(attempts=2)
     claim("lost worker")
     end_leases([event_id])
-    assert claim("second") == []
-    (found,) = claim("second", state=RescueState.LOST)
+    (found,) = claim("second")
     assert (found["previous_owner"], found["rescues"], found["attempts"]) == ("lost worker", 1, 2)
     after = row(event_id)
     assert (after.locked_by, after.rescues, after.attempts) == ("second", 1, 2)
@@ -189,59 +188,44 @@ def test_g2_377_a_claim_does_not_return_an_uncommitted_id() -> None:
 @pytest.mark.parametrize(
     ("rescues", "owner", "state"),
     [
-        (0, None, RescueState.CLEAN),
-        (0, "me", RescueState.CLEAN),
-        (0, "lost", RescueState.LOST),
-        (1, None, RescueState.CLEAN),
-        (1, "me", RescueState.CLEAN),
+        (0, None, RescueState.ORDINARY),
+        (0, "me", RescueState.ORDINARY),
+        (0, "lost", RescueState.ORDINARY),
+        (1, None, RescueState.ORDINARY),
+        (1, "me", RescueState.ORDINARY),
         (1, "lost", RescueState.SUSPECT),
         (2, None, RescueState.SUSPECT),
         (2, "me", RescueState.SUSPECT),
         (4, "lost", RescueState.SUSPECT),
     ],
 )
-def test_what_lost_workers_held_is_claimed_by_claims_of_its_own(
+def test_what_two_workers_were_lost_with_is_left_to_a_quarantine(
     rescues: int, owner: str | None, state: RescueState
 ) -> None:
     (event_id,) = insert(due=-1, rescues=rescues, locked_by=owner)
-    due = row(event_id).available_at
-    assert lost_events()[:2] == (
-        due if state is RescueState.LOST else None,
-        state is RescueState.SUSPECT,
-    )
-    assert [claim(state=other) for other in RescueState if other is not state] == [[], []]
+    assert suspects() == [(EVENTS, "default")] * (state is RescueState.SUSPECT)
+    assert [claim(state=other) for other in RescueState if other is not state] == [[]]
     (found,) = claim(state=state)
     expected = rescues + (owner == "lost")
     assert (found["rescues"], row(event_id).rescues) == (expected, expected)
 
 
-def lost_events(limit: int = 10, queue: str = "default") -> LostEvents:
-    found = dialect().lost_events(me="me", queues=[queue], limit=limit)
-    assert {*found} <= {queue}
-    return found.get(queue, LostEvents(None, False, 0.0))  # type: ignore[no-any-return]
+def suspects(limit: int = 10) -> Any:
+    return dialect().suspects(me="me", queues=["default"], limit=limit)
 
 
-def test_a_look_for_them_tells_how_long_the_first_of_all_has_been_due() -> None:
-    assert lost_events() == (None, False, 0.0)
-    insert(due=-20)
-    insert(due=-30, rescues=2)
-    insert(due=30)
-    assert 29 < lost_events()[2] < 60
-
-
-@pytest.mark.parametrize("lost", [{"rescues": 2}, {"locked_by": "lost"}])
-def test_a_hot_claim_leaves_what_lost_workers_held(lost: dict[str, Any]) -> None:
+@pytest.mark.parametrize("lost", [{"rescues": 2}, {"rescues": 1, "locked_by": "lost"}])
+def test_a_hot_claim_leaves_a_suspect(lost: dict[str, Any]) -> None:
     (event_id,) = insert(due=-1, **lost)
     assert claim(ids=[event_id]) == []
 
 
-def test_only_what_is_due_first_is_looked_through() -> None:
-    early, late = insert(2, due=-10, locked_by="lost")
+def test_suspects_are_looked_for_in_what_is_due_first() -> None:
+    insert(2, due=-10)
     insert(due=-5, rescues=2)
-    OutboxEvent.objects.filter(pk=late).update(available_at=now() - timedelta(seconds=7))
-    assert lost_events(limit=1)[:2] == (row(early).available_at, False)
-    assert lost_events(limit=2)[:2] == (row(late).available_at, False)
-    assert lost_events(limit=3)[:2] == (row(late).available_at, True)
+    insert(due=30, rescues=2)
+    assert suspects(limit=2) == []
+    assert suspects(limit=3) == [(EVENTS, "default")]
 
 
 # -- many at once ----------------------------------------------------------------------------------
@@ -425,7 +409,7 @@ def test_g8_a_stale_owner_settles_nothing(decision: Decision) -> None:
     (event_id,) = insert()
     claim("stale")
     end_leases([event_id])
-    claim("owner", state=RescueState.LOST)
+    claim("owner")
     before = row(event_id).__dict__ | {"_state": 0}
     assert settle(event_id, decision, me="stale") == 0
     assert row(event_id).__dict__ | {"_state": 0} == before
@@ -559,8 +543,8 @@ def test_no_statement_reads_or_sorts_the_whole_table(due_among_many: list[str]) 
         "skip recent": lambda: claim(limit=20, skip_recent=0.5),
         "suspect": lambda: claim(limit=1, state=RescueState.SUSPECT),
         "hot": lambda: claim(ids=some),
-        "lost": lambda: claim(limit=20, state=RescueState.LOST, at=now()),
-        "left behind": lambda: lost_events(limit=2000),
+        "at": lambda: claim(limit=20, at=now()),
+        "suspects": lambda: suspects(limit=2000),
         "next due": next_due,
         "done": lambda: dialect().settle_done(me="me", ids=[*held]),
         "delete": lambda: dialect().delete_done(me="me", ids=[*held]),

@@ -47,7 +47,7 @@ def settled(decision: Decision, **more: Any) -> Act:
 
 def noted(d: Any, each: str, at: Any, **kind: Any) -> Any:
     entry = Entry(at=now(), kind="lost", number=1, by="w")
-    return d.add_to_history(me="me", leases={each: at}, entry=entry, **kind)
+    return d.note_lost(me="me", leases={each: at}, entry=entry, **kind)
 
 
 def routed(d: Any, each: str, at: Any, **kind: Any) -> Any:
@@ -68,17 +68,14 @@ ROWS: dict[str, Act] = {
     "released": lambda d, each, at: d.release(me="me", leases={each: at}),
     "put back": lambda d, each, at: d.unclaim(me="me", due=[Unclaimed(each, at, now(), "b")]),
 }
-KEYED: dict[str, Any] = {
-    **EITHER,
-    "counted": lambda d, each, at, kind: d.note_starts(me="me", leases={each: at}),
-    "not counted": lambda d, each, at, kind: d.take_back_starts(me="me", leases={each: at}),
-}
+KEYED: dict[str, Any] = {**EITHER}
 STREAMS: dict[str, Act] = {
     "read": lambda d, each, at: d.read_streams(StreamQuery(me="me", streams={each: at}, limit=9)),
     "renewed": lambda d, each, at: d.renew_streams(me="me", leases={each: at}, lease=90)[1],
     "released": lambda d, each, at: d.release_streams(
         me="me", streams=[Release(each, at, None, 0.0)]
     ),
+    "kept suspected": lambda d, each, at: d.keep_suspected(me="me", leases={each: at}, rescues=2),
     "handed back": lambda d, each, at: d.hand_back_streams(me="me", leases={each: at}, after=1.0),
 }
 

@@ -145,7 +145,7 @@ def test_events_are_rescued_although_their_history_cannot_be_written(
     def refuse(*args: Any) -> None:
         raise DatabaseError("no room")
 
-    monkeypatch.setattr(type(dialect_of(connection)), "add_to_history", refuse)
+    monkeypatch.setattr(type(dialect_of(connection)), "note_lost", refuse)
     insert(2, locked_by="lost", locked_at=now())
     with listening(lambda event: None):
         deliver(until={"DONE": 2}, by_drain=False)

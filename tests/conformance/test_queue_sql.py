@@ -17,7 +17,7 @@ from django_outbox.models import OutboxEvent, OutboxPause, OutboxStream
 from django_outbox.queue_settings import MAX_QUEUES
 from django_outbox.sql import dialect_of, engine_connection
 from django_outbox.sql.postgresql_server import PLANS
-from django_outbox.sql.values import Branch, Found, LeaseKind, RescueState, StreamQuery
+from django_outbox.sql.values import Branch, Found, LeaseKind, StreamQuery
 from django_outbox.worker import pauses
 from django_outbox.worker.pauses import KnownPauses
 from tests.plans import analyze, effort, sent, statements, uses
@@ -166,25 +166,22 @@ def test_what_is_excluded_is_excluded_from_each_queue() -> None:
     assert sorted(ids_of(found)) == sorted([ids[1], ids[3]])
 
 
-def test_lost_events_are_found_by_queue_in_one_statement() -> None:
+def test_suspects_are_found_by_queue_in_one_statement() -> None:
     insert(due=-20, queue="a")
-    (lost,) = insert(due=-30, queue="b", locked_by="lost")
+    insert(due=-30, queue="b", locked_by="lost")
     insert(due=-40, queue="c", rescues=2)
     insert(due=-50, queue="d", rescues=2)
-    insert(due=50, queue="default", locked_by="lost")
-    found: dict[str, Any] = {}
+    insert(due=50, queue="default", rescues=1, locked_by="lost")
+    keyed("k", queue="b")
+    OutboxStream.objects.update(queue="b", rescues=2)
+    found: list[Any] = []
     queues = ["a", "b", "c", *MANY]
-    assert (
-        len(sent(lambda: found.update(dialect().lost_events(me="me", queues=queues, limit=10))))
-        == 1
-    )
-    assert {queue: each[:2] for queue, each in found.items()} == {
-        "a": (None, False),
-        "b": (row(lost).available_at, False),
-        "c": (None, True),
-    }
-    waited = [round(found[queue].waited, -1) for queue in "abc"]
-    assert waited == [20, 30, 40]
+    look = lambda: found.extend(dialect().suspects(me="me", queues=queues, limit=10))  # noqa: E731
+    assert len(sent(look)) == 1
+    assert sorted((table.name, queue) for table, queue in found) == [
+        ("outbox_event", "c"),
+        ("outbox_stream", "b"),
+    ]
 
 
 def test_the_next_due_times_are_found_by_queue_in_one_statement() -> None:
@@ -295,7 +292,7 @@ def polls(queues: Sequence[str]) -> dict[str, Callable[[], object]]:
         "later claim": lambda: claim(branches=branches(queues, since=600.0, most_bytes=9999)),
         "claim of streams": lambda: take_streams(branches=branches(queues)),
         "later claim of streams": lambda: take_streams(branches=branches(queues, since=600.0)),
-        "lost": lambda: d.lost_events(me="me", queues=queues, limit=10),
+        "suspects": lambda: d.suspects(me="me", queues=queues, limit=10),
         "next due": lambda: d.seconds_to_next_due(queues=queues),
         "has due": lambda: d.has_due(queue="queue-01"),
         "other queues": lambda: d.other_queues(known=MANY),
@@ -728,12 +725,10 @@ def test_instants_are_utc_whatever_the_settings_say(settings: Any, use_tz: bool)
     own = engine_connection("default", lock_wait=1)
     try:
         assert abs((dialect_of(own).clock() - clock).total_seconds()) < 60
-        found = dialect_of(own).lost_events(me="me", queues=["a"], limit=9)
-        assert found["a"].until == due
         (first,) = dialect_of(own).due_first(limit=9, since={"a": None})
         assert first.due_at == due
         assert abs((first.now - clock).total_seconds()) < 60
-        taken = due_claim(queue="a", state=RescueState.LOST, at=found["a"].until)
+        taken = due_claim(queue="a", at=due)
         assert dialect_of(own).move(ids=[lost], queue="b", newest=first.due_at) == 1
         assert dialect_of(own).claim(taken).rows == []
         OutboxEvent.objects.filter(pk=lost).update(queue="a")

@@ -171,7 +171,7 @@ class Rows(RuleBasedStateMachine):
         """The fence exists for this history, which is too rare if left to chance."""
         if not self.of("held"):
             self.write([], delayed=False, undone=False)
-            self.a_rival_claims("rival", 3, RescueState.CLEAN)
+            self.a_rival_claims("rival", 3, RescueState.ORDINARY)
         lost = self.rows[self.of("held")[0]].owner
         me = "thief" if lost == "rival" else "rival"
         self.leases_end()

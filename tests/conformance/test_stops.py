@@ -16,9 +16,8 @@ from tests.test_stops import (
     NO_SESSIONS,
     Gate,
     at_once,
-    careful,
+    crowded,
     gated,
-    lose,
     soon,
     threads_have_ended,
     worker,
@@ -28,7 +27,7 @@ from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-__all__ = ["careful", "soon"]  # fixtures
+__all__ = ["crowded", "soon"]  # fixtures
 
 
 @pytest.mark.parametrize("atomic", [False, True])
@@ -113,9 +112,9 @@ def test_a_stream_that_was_locked_at_first_is_released_later() -> None:
 
 @NO_SESSIONS
 def test_an_idle_stream_that_is_locked_is_not_forgotten(
-    careful: tuple[outbox.Worker, list[str]],
+    crowded: tuple[outbox.Worker, list[str]],
 ) -> None:
-    running, _ = careful
+    running, _ = crowded
     with elsewhere(lambda: OutboxStream.objects.select_for_update().get(key="a")):
         given = in_thread(lambda: running._streams.release_all(connection)).result(10)
         assert (given, stream("a").locked_by) == (1, running.id)
@@ -123,18 +122,3 @@ def test_an_idle_stream_that_is_locked_is_not_forgotten(
     running.hand_back(1.0)
     assert stream("a").locked_by is None
     assert stream_due_in("a") <= 0
-
-
-@NO_SESSIONS
-def test_a_count_is_taken_back_once_however_often_a_hand_back_is_tried() -> None:
-    with gated(Gate()) as gate:
-        (head,) = keyed("a")
-        lose("a")
-        with worker() as running:
-            wait_until(lambda: gate.entered)
-            OutboxEvent.objects.filter(pk=head).update(rescues=3)
-            running.finish(at_once)
-            with elsewhere(lambda: OutboxStream.objects.select_for_update().get(key="a")):
-                in_thread(lambda: running.hand_back(1.0)).result(10)
-            assert stream("a").locked_by == running.id
-            assert row(head).rescues == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -17,7 +18,7 @@ from django_outbox.listeners.outcomes import DONE, Decision, Status
 from django_outbox.listeners.queues import Route
 from django_outbox.models import OutboxEvent, OutboxStream
 from django_outbox.sql import dialect_of, engine_connection
-from django_outbox.sql.values import KEYED, LeaseKind, StreamQuery
+from django_outbox.sql.values import KEYED, STREAMS, LeaseKind, RescueState, StreamQuery
 from tests.plans import analyze, explain, large_steps, statements
 from tests.table import (
     claim,
@@ -66,7 +67,9 @@ def take(me: str = "me", **more: Any) -> list[str]:
 def found(me: str = "me", **more: Any) -> Any:
     """Claim due streams; return name, previous owner, queue and instant of the lease of each."""
     rows = dialect().claim(stream_claim(me, **more)).rows
-    return [(name, owner, queue, leased_at) for name, queue, _due, owner, leased_at in rows]
+    return [
+        (name, owner, queue, leased_at) for name, queue, _rescues, _due, owner, leased_at in rows
+    ]
 
 
 def next_due() -> dict[str, float]:
@@ -337,13 +340,52 @@ def test_delete_done_is_fenced_too() -> None:
     assert {*OutboxEvent.objects.values_list("pk", "status")} == {(unique, 1), (theirs, 0)}
 
 
-def test_starts_are_fenced() -> None:
-    mine, *_ = keyed("a", 2)
-    (theirs,) = keyed("b")
+# -- streams of lost workers ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rescues", "owner", "state"),
+    [
+        (0, "me", RescueState.ORDINARY),
+        (0, "lost", RescueState.ORDINARY),
+        (1, None, RescueState.ORDINARY),
+        (1, "lost", RescueState.SUSPECT),
+        (2, None, RescueState.SUSPECT),
+    ],
+)
+def test_lost_workers_are_counted_on_a_stream_as_on_a_row(
+    rescues: int, owner: str | None, state: RescueState
+) -> None:
+    keyed("a")
+    OutboxStream.objects.update(rescues=rescues, locked_by=owner)
+    found = dialect().suspects(me="me", queues=["default"], limit=9)
+    assert found == [(STREAMS, "default")] * (state is RescueState.SUSPECT)
+    assert [take(state=other) for other in RescueState if other is not state] == [[]]
+    assert take(state=state) == ["a"]
+    assert stream("a").rescues == rescues + (owner == "lost")
+
+
+@pytest.mark.parametrize(("is_innocent", "kept"), [(False, 2), (True, 0)])
+def test_a_release_clears_the_count_of_a_stream_that_has_come_to_its_end(
+    is_innocent: bool, kept: int
+) -> None:
+    keyed("a")
+    take()
+    OutboxStream.objects.update(rescues=2)
+    (given,) = releases((":a", 1, None))
+    given = replace(given, is_innocent=is_innocent)
+    dialect().release_streams(me="me", streams=[given])
+    assert stream("a").rescues == kept
+
+
+def test_the_count_of_a_suspect_is_lowered_by_its_owner_alone() -> None:
+    keyed("a")
+    keyed("b")
     take("another", exclude=[":a"])
     take()
-    assert dialect().note_starts(me="me", leases=leases([mine, theirs])) == 1
-    assert [row(each).rescues for each in (mine, theirs)] == [1, 0]
+    OutboxStream.objects.update(rescues=4)
+    dialect().keep_suspected(me="me", leases=stream_leases([":a", ":b"]), rescues=2)
+    assert [stream(key).rescues for key in "ab"] == [2, 4]
 
 
 # -- release ---------------------------------------------------------------------------------------
@@ -403,22 +445,11 @@ def test_a_hand_back_clears_the_owner_of_a_stream(after: float | None) -> None:
     assert settle(event_id) == 0
 
 
-def test_starts_are_taken_back_by_the_streams_owner_and_never_below_nought() -> None:
-    counted, uncounted = keyed("a", 2)
-    (theirs,) = keyed("b", rescues=1)
-    take("another", exclude=[":a"])
-    take()
-    dialect().note_starts(me="me", leases=leases([counted]))
-    ids = [counted, uncounted, theirs]
-    assert dialect().take_back_starts(me="me", leases=leases(ids)) == 1
-    assert [row(each).rescues for each in ids] == [0, 0, 1]
-
-
 @NO_SESSIONS
 def test_a_hand_back_waits_for_no_business_transaction() -> None:
-    ids = [keyed(key)[0] for key in "ab"]
+    for key in "ab":
+        keyed(key)
     take()
-    dialect().note_starts(me="me", leases=leases(ids))
 
     def lock() -> None:
         OutboxStream.objects.select_for_update().get(stream__of_key="a")
@@ -426,7 +457,6 @@ def test_a_hand_back_waits_for_no_business_transaction() -> None:
     def hand_back() -> int:
         own = engine_connection("default", lock_wait=1)
         try:
-            assert dialect_of(own).take_back_starts(me="me", leases=leases(ids)) == 2
             held = stream_leases([":a", ":b"])
             return int(dialect_of(own).hand_back_streams(me="me", leases=held, after=1.0))
         finally:
@@ -525,9 +555,6 @@ def test_r4_r8_an_open_business_transaction_keeps_nobody_waiting() -> None:
         assert on_own_connection(lambda d, own: settled(d, own, fenced, RETRY)) == 1
         renewed = on_own_connection(lambda d, own: d.renew_streams(me="me", leases=held, lease=90))
         assert renewed == ({":free"}, {":held", ":free"})
-        counted = leases([fenced])
-        starts = on_own_connection(lambda d, own: d.note_starts(me="me", leases=counted))
-        assert starts == 1
         released = on_own_connection(
             lambda d, own: d.release_streams(me="me", streams=released_too)
         )
@@ -669,10 +696,11 @@ def test_no_statement_reads_or_sorts_the_whole_table(streams_among_many: Sequenc
         "read due": lambda: (take(), read(*due[:20], limit=30, only_due_retries=True)),
         "done": lambda: dialect().settle_done(me="me", ids=[*held], kind=LeaseKind.STREAM),
         "settle": lambda: dialect().settle(me="me", endings=retries, kind=LeaseKind.STREAM),
-        "start": lambda: dialect().note_starts(me="me", leases=held),
+        "suspects": lambda: dialect().suspects(me="me", queues=["default"], limit=2000),
+        "suspect": lambda: take(limit=1, state=RescueState.SUSPECT),
+        "keep suspected": lambda: dialect().keep_suspected(me="me", leases=streams, rescues=2),
         "release": lambda: dialect().release_streams(me="me", streams=given),
         "renew": lambda: dialect().renew_streams(me="me", leases=streams, lease=9),
-        "start back": lambda: dialect().take_back_starts(me="me", leases=held),
         "route": lambda: dialect().route_rows(me="me", leases=held, route=ROUTE, receipt="r"),
         "further rows": lambda: dialect().add_rows(ids=ids, route=ROUTE, receipt="r"),
         "rows of an event": lambda: dialect().lock_event(ids[0]),

@@ -107,8 +107,8 @@ MUTANTS = (
         edits=[
             (
                 "sql/postgresql.py",
-                "[claim.me, claim.lease]",
-                "[claim.me, claim.lease if claim.ids is None else -1.0]",
+                "[claim.me, claim.me, claim.lease]",
+                "[claim.me, claim.me, claim.lease if claim.ids is None else -1.0]",
             )
         ],
     ),
@@ -328,9 +328,9 @@ MUTANTS = (
         scenario="suspect",
         edits=[
             (
-                "worker/suspects.py",
-                "        self._max_pause = min(lease, MAX_CLAIM_PAUSE)\n",
-                "        self._max_pause = 1e9\n",
+                "worker/quarantine.py",
+                "self._held, self._max_wait = held, min(held.lease, MAX_WAIT)",
+                "self._held, self._max_wait = held, 1e9",
             )
         ],
     ),

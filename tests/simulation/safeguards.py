@@ -54,8 +54,8 @@ OWN = (
         edits=[
             (
                 "worker/stream_claims.py",
-                "Stream(name, deadline, locked_at, queue=queue)",
-                "Stream(name, self._held.deadline(monotonic()), locked_at, queue=queue)",
+                "Stream(name, deadline, locked_at, rescues, lost,",
+                "Stream(name, self._held.deadline(monotonic()), locked_at, rescues, lost,",
             )
         ],
     ),
@@ -91,8 +91,8 @@ OWN = (
             ("worker/stream.py", "    seq = stream.seq if delay else None\n", "    seq = None\n"),
             (
                 "worker/stream.py",
-                "Release(stream.name, stream.locked_at, stream.seq, None)",
-                "Release(stream.name, stream.locked_at, None, None)",
+                "Release(name, locked_at, stream.seq, None,",
+                "Release(name, locked_at, None, None,",
             ),
         ],
     ),
@@ -137,31 +137,35 @@ OWN = (
         edits=[
             (
                 "sql/values.py",
-                '"(rescues < 2 AND (locked_by IS NULL OR locked_by = %s))"',
+                '"(rescues = 0 OR (rescues = 1 AND (locked_by IS NULL OR locked_by = %s)))"',
                 '"(rescues < 99 OR locked_by = %s)"',
             )
         ],
     ),
     Broken(
-        name="no count of rescues of rows",
+        name="no count of rescues",
         kind="poison",
         edits=[("sql/claim.py", "rescues = e.rescues + CASE", "rescues = e.rescues + 0 * CASE")],
     ),
     Broken(
-        name="no count of rescues before a start",
+        name="a stream's count that is kept when its suspect has been tried",
         kind="poison",
-        edits=[
-            (
-                "worker/stream_claims.py",
-                "self._dialect.note_starts(me=self._me, leases=of_rows(leases))",
-                "pass",
-            )
-        ],
+        edits=[("worker/settler.py", "    if suspected:\n", "    if False:\n")],
+    ),
+    Broken(
+        name="a stream's count that any release clears",
+        kind="poison",
+        edits=[("sql/streams.py", "rescues = e.rescues * v.kept", "rescues = 0 * v.kept")],
+    ),
+    Broken(
+        name="a stream's count that nothing clears",
+        kind="poison",
+        edits=[("sql/streams.py", "rescues = e.rescues * v.kept", "rescues = e.rescues")],
     ),
     Broken(
         name="a suspect beside other events",
         kind="poison",
-        edits=[("worker/claimer.py", "if not self.held.wait_empty(0.05):", "if False:")],
+        edits=[("worker/claimer.py", "or not self.held.wait_empty(0.05):", "or False:")],
     ),
     Broken(
         name="a lost probe that is a success",
@@ -280,9 +284,9 @@ OWN = (
         kind="poison",
         edits=[
             (
-                "worker/claimer.py",
-                "return self._settled() > 0 or now - self._started_at > self._probation",
-                "return True",
+                "worker/quarantine.py",
+                "is_proven = settled > 0 or now > self.proven_at",
+                "is_proven = True",
             )
         ],
     ),

@@ -45,9 +45,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def dialect(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Return the statements of the database ``SCRIPTED``, which find nothing until scripted."""
     found = create_autospec(Dialect, instance=True)
-    found.pauses.return_value = found.lost_events.return_value = {}
+    found.pauses.return_value = {}
     found.seconds_to_next_due.return_value = {}
     found.other_queues.return_value = found.due_first.return_value = []
+    found.suspects.return_value = []
     found.read_streams.return_value = []
     monkeypatch.setitem(DIALECTS, SCRIPTED, lambda connection: found)
     connections[SCRIPTED] = SimpleNamespace(vendor=SCRIPTED, alias=SCRIPTED, in_atomic_block=False)

@@ -86,10 +86,8 @@ def claim_known_event(parts: Parts) -> Callable[[], bool]:
 
 
 def claim_stream(parts: Parts) -> Callable[[], bool]:
-    streams = StreamClaims(
-        streams=parts.streams, known_pauses=KnownPauses(), may_try=lambda: True, **parts.for_claims
-    )
-    streams.claim({"default": 1})
+    streams = StreamClaims(streams=parts.streams, known_pauses=KnownPauses(), **parts.for_claims)
+    streams.claim({"default": 1}, scan=True)
     return parts.may_start
 
 
@@ -132,8 +130,8 @@ def take_active_lease(parts: Parts) -> Callable[[], bool]:
 CASES: list[tuple[Callable[[Parts], Callable[[], bool]], str, Any]] = [
     (claim_event, "claim", Claimed([claimed_row("a")])),
     (claim_known_event, "claim", Claimed([claimed_row("a", was="me")])),
-    (claim_stream, "claim", Claimed([(STREAM, "default", NOW, None, NOW)])),
-    (claim_known_stream, "claim", Claimed([(STREAM, "default", NOW, "me", NOW)])),
+    (claim_stream, "claim", Claimed([(STREAM, "default", 0, NOW, None, NOW)])),
+    (claim_known_stream, "claim", Claimed([(STREAM, "default", 0, NOW, "me", NOW)])),
     (renew_event, "renew", ({"a"}, {"a"})),
     (renew_stream, "renew_streams", ({STREAM}, {STREAM})),
     (take_named_lease, "take_lease", True),
@@ -172,7 +170,7 @@ def test_a_lease_counts_from_before_its_statement(
 LATER = NOW + timedelta(seconds=40)
 RENEWALS: dict[str, tuple[Callable[[Parts], object], str, Any]] = {
     "event": (claim_known_event, "claim", claimed_row("a", was="me", at=LATER)),
-    "stream": (claim_known_stream, "claim", (STREAM, "default", NOW, "me", LATER)),
+    "stream": (claim_known_stream, "claim", (STREAM, "default", 0, NOW, "me", LATER)),
 }
 
 

@@ -8,9 +8,10 @@
    WHERE queue = %s
      AND available_at >= UTC_TIMESTAMP(6) + INTERVAL %s SECOND
      AND available_at <= UTC_TIMESTAMP(6)
-     AND (rescues < 2
-          AND (locked_by IS NULL
-               OR locked_by = %s))
+     AND (rescues = 0
+          OR (rescues = 1
+              AND (locked_by IS NULL
+                   OR locked_by = %s)))
    ORDER BY available_at, id
    LIMIT %s)
 UNION ALL
@@ -21,9 +22,10 @@ UNION ALL
    FORCE INDEX (outbox_event_queue_cdb4ee2a)
    WHERE queue = %s
      AND available_at <= UTC_TIMESTAMP(6)
-     AND (rescues < 2
-          AND (locked_by IS NULL
-               OR locked_by = %s))
+     AND (rescues = 0
+          OR (rescues = 1
+              AND (locked_by IS NULL
+                   OR locked_by = %s)))
    ORDER BY available_at, id
    LIMIT %s);
 
@@ -34,9 +36,10 @@ SET rescues = e.rescues + CASE WHEN e.locked_by IS NULL
                           END, locked_by = %s, locked_at = %s, available_at = UTC_TIMESTAMP(6) + INTERVAL %s SECOND
 WHERE id IN (%s, %s)
   AND available_at <= %s
-  AND (rescues < 2
-       AND (locked_by IS NULL
-            OR locked_by = %s));
+  AND (rescues = 0
+       OR (rescues = 1
+           AND (locked_by IS NULL
+                OR locked_by = %s)));
 
 SELECT id
 FROM `outbox_event`
@@ -54,9 +57,10 @@ FORCE INDEX (outbox_event_queue_cdb4ee2a)
 WHERE queue = %s
   AND available_at >= UTC_TIMESTAMP(6) + INTERVAL %s SECOND
   AND available_at <= %s
-  AND (rescues < 2
-       AND (locked_by IS NULL
-            OR locked_by = %s))
+  AND (rescues = 0
+       OR (rescues = 1
+           AND (locked_by IS NULL
+                OR locked_by = %s)))
 ORDER BY available_at, id
 LIMIT %s;
 
@@ -67,9 +71,10 @@ SET rescues = e.rescues + CASE WHEN e.locked_by IS NULL
                           END, locked_by = %s, locked_at = %s, available_at = UTC_TIMESTAMP(6) + INTERVAL %s SECOND
 WHERE id IN (%s, %s)
   AND available_at <= %s
-  AND (rescues < 2
-       AND (locked_by IS NULL
-            OR locked_by = %s));
+  AND (rescues = 0
+       OR (rescues = 1
+           AND (locked_by IS NULL
+                OR locked_by = %s)));
 
 SELECT id
 FROM `outbox_event`
@@ -85,9 +90,10 @@ FORCE INDEX (outbox_event_queue_cdb4ee2a)
 WHERE queue = %s
   AND available_at >= UTC_TIMESTAMP(6) + INTERVAL %s SECOND
   AND available_at <= %s
-  AND (rescues < 2
-       AND (locked_by IS NULL
-            OR locked_by = %s))
+  AND (rescues = 0
+       OR (rescues = 1
+           AND (locked_by IS NULL
+                OR locked_by = %s)))
 ORDER BY available_at, id
 LIMIT %s
 FOR
@@ -102,9 +108,10 @@ WHERE available_at <= UTC_TIMESTAMP(6)
   AND id IN (%s, %s)
   AND created_at <= UTC_TIMESTAMP(6) + INTERVAL %s SECOND
   AND NOT (id IN (%s))
-  AND (rescues < 2
-       AND (locked_by IS NULL
-            OR locked_by = %s))
+  AND (rescues = 0
+       OR (rescues = 1
+           AND (locked_by IS NULL
+                OR locked_by = %s)))
 ORDER BY available_at, id
 LIMIT %s;
 
@@ -115,9 +122,10 @@ SET rescues = e.rescues + CASE WHEN e.locked_by IS NULL
                           END, locked_by = %s, locked_at = %s, available_at = UTC_TIMESTAMP(6) + INTERVAL %s SECOND
 WHERE id IN (%s)
   AND available_at <= %s
-  AND (rescues < 2
-       AND (locked_by IS NULL
-            OR locked_by = %s));
+  AND (rescues = 0
+       OR (rescues = 1
+           AND (locked_by IS NULL
+                OR locked_by = %s)));
 
 SELECT id
 FROM `outbox_event`
@@ -132,9 +140,10 @@ WHERE available_at <= UTC_TIMESTAMP(6)
   AND id IN (%s, %s)
   AND created_at <= UTC_TIMESTAMP(6) + INTERVAL %s SECOND
   AND NOT (id IN (%s))
-  AND (rescues < 2
-       AND (locked_by IS NULL
-            OR locked_by = %s))
+  AND (rescues = 0
+       OR (rescues = 1
+           AND (locked_by IS NULL
+                OR locked_by = %s)))
 ORDER BY available_at, id
 LIMIT %s
 FOR
@@ -142,21 +151,29 @@ UPDATE SKIP LOCKED;
 
 -- claim streams
 
-(SELECT stream, queue, due_at, locked_by, UTC_TIMESTAMP(6)
+(SELECT stream, queue, rescues, due_at, locked_by, UTC_TIMESTAMP(6)
    FROM `outbox_stream`
    FORCE INDEX (outbox_stream_queue_cdb4ee2a)
    WHERE queue = %s
      AND due_at >= UTC_TIMESTAMP(6) + INTERVAL %s SECOND
      AND due_at <= UTC_TIMESTAMP(6)
+     AND (rescues = 0
+          OR (rescues = 1
+              AND (locked_by IS NULL
+                   OR locked_by = %s)))
    ORDER BY due_at
    LIMIT %s
    FOR UPDATE SKIP LOCKED)
 UNION ALL
-  (SELECT stream, queue, due_at, locked_by, UTC_TIMESTAMP(6)
+  (SELECT stream, queue, rescues, due_at, locked_by, UTC_TIMESTAMP(6)
    FROM `outbox_stream`
    FORCE INDEX (outbox_stream_queue_cdb4ee2a)
    WHERE queue = %s
      AND due_at <= UTC_TIMESTAMP(6)
+     AND (rescues = 0
+          OR (rescues = 1
+              AND (locked_by IS NULL
+                   OR locked_by = %s)))
    ORDER BY due_at
    LIMIT %s
    FOR UPDATE SKIP LOCKED);
@@ -167,11 +184,17 @@ UPDATE
    FORCE INDEX (PRIMARY)
    WHERE stream IN (%s, %s)
      AND due_at <= %s
+     AND (rescues = 0
+          OR (rescues = 1
+              AND (locked_by IS NULL
+                   OR locked_by = %s)))
    LIMIT %s
    FOR UPDATE SKIP LOCKED) unlocked
 STRAIGHT_JOIN `outbox_stream` e
 FORCE INDEX (PRIMARY) ON e.stream = unlocked.stream
-SET locked_by = %s, locked_at = %s, due_at = UTC_TIMESTAMP(6) + INTERVAL %s SECOND;
+SET rescues = e.rescues + CASE WHEN e.locked_by IS NULL
+                                   OR e.locked_by = %s THEN 0 ELSE 1
+                          END, locked_by = %s, locked_at = %s, due_at = UTC_TIMESTAMP(6) + INTERVAL %s SECOND;
 
 SELECT stream
 FROM `outbox_stream`
@@ -181,23 +204,31 @@ WHERE stream IN (%s, %s)
 
 -- claim streams, some excluded
 
-(SELECT stream, queue, due_at, locked_by, UTC_TIMESTAMP(6)
+(SELECT stream, queue, rescues, due_at, locked_by, UTC_TIMESTAMP(6)
    FROM `outbox_stream`
    FORCE INDEX (outbox_stream_queue_cdb4ee2a)
    WHERE queue = %s
      AND due_at >= UTC_TIMESTAMP(6) + INTERVAL %s SECOND
      AND due_at <= UTC_TIMESTAMP(6)
      AND NOT (stream IN (%s))
+     AND (rescues = 0
+          OR (rescues = 1
+              AND (locked_by IS NULL
+                   OR locked_by = %s)))
    ORDER BY due_at
    LIMIT %s
    FOR UPDATE SKIP LOCKED)
 UNION ALL
-  (SELECT stream, queue, due_at, locked_by, UTC_TIMESTAMP(6)
+  (SELECT stream, queue, rescues, due_at, locked_by, UTC_TIMESTAMP(6)
    FROM `outbox_stream`
    FORCE INDEX (outbox_stream_queue_cdb4ee2a)
    WHERE queue = %s
      AND due_at <= UTC_TIMESTAMP(6)
      AND NOT (stream IN (%s))
+     AND (rescues = 0
+          OR (rescues = 1
+              AND (locked_by IS NULL
+                   OR locked_by = %s)))
    ORDER BY due_at
    LIMIT %s
    FOR UPDATE SKIP LOCKED);
@@ -464,7 +495,7 @@ SET due_at = UTC_TIMESTAMP(6) + INTERVAL NULLIF(CASE e.stream WHEN %s THEN %s WH
                                                                                      WHEN %s THEN %s
                                                                                  END,
                                                                             ''),
-                                                                   e.queue), locked_by = NULL,
+                                                                   e.queue), rescues = e.rescues * %s, locked_by = NULL,
                                                          locked_at = UTC_TIMESTAMP(6);
 
 SELECT stream, locked_by
@@ -656,47 +687,26 @@ FORCE INDEX (PRIMARY)
 SET routes = %s
 WHERE id IN (%s);
 
--- add to the history
+-- note a lost worker
 
 UPDATE `outbox_event` e
 FORCE INDEX (PRIMARY)
-SET history = CASE WHEN history IS NULL THEN %s ELSE CONCAT(SUBSTR(history,
-                                                              1, LENGTH(history) - 1),
-                                                       %s)
-              END
+SET rescues = %s, history = CASE WHEN history IS NULL THEN %s ELSE CONCAT(SUBSTR(history,
+                                                                            1, LENGTH(history) - 1),
+                                                                     %s)
+                            END
 WHERE id IN (%s, %s)
   AND e.status IN (0, 2)
   AND e.locked_by = %s
   AND e.locked_at IN (%s);
 
--- count a start
+-- keep a stream suspected
 
-UPDATE `outbox_event` e
-FORCE INDEX (PRIMARY)
-SET rescues = rescues + 1
-WHERE id IN (%s, %s)
-  AND e.status IN (0, 2)
-  AND EXISTS
-    (SELECT 1
-     FROM `outbox_stream` owned
-     WHERE owned.stream = e.stream
-       AND owned.locked_by = %s
-       AND owned.locked_at IN (%s));
-
--- take a start back
-
-UPDATE `outbox_event` e
-FORCE INDEX (PRIMARY)
-SET rescues = rescues - 1
-WHERE id IN (%s, %s)
-  AND e.status IN (0, 2)
-  AND EXISTS
-    (SELECT 1
-     FROM `outbox_stream` owned
-     WHERE owned.stream = e.stream
-       AND owned.locked_by = %s
-       AND owned.locked_at IN (%s))
-  AND rescues > 0;
+UPDATE `outbox_stream`
+SET rescues = %s
+WHERE stream IN (%s, %s)
+  AND locked_by = %s
+  AND locked_at IN (%s);
 
 -- read what is pending in slots
 
@@ -796,39 +806,59 @@ FORCE INDEX (PRIMARY) ON e.id = unlocked.id
 SET status = 1, done_at = UTC_TIMESTAMP(6), available_at = NULL, result = %s, locked_by = NULL,
                                                                           locked_at = NULL;
 
--- find lost workers' events
+-- find suspects
 
-SELECT MAX(queue), MAX(CASE WHEN (rescues = 0
-                                  AND locked_by <> %s) THEN available_at
-                       END),
-       MAX(CASE WHEN (rescues > 1
-                      OR (rescues = 1
-                          AND locked_by <> %s)) THEN 1 ELSE 0
-           END), MIN(available_at), UTC_TIMESTAMP(6)
+SELECT 'outbox_event', MAX(queue)
 FROM
-  (SELECT queue, rescues, locked_by, available_at
+  (SELECT queue, rescues, locked_by
    FROM `outbox_event`
    FORCE INDEX (outbox_event_queue_cdb4ee2a)
    WHERE queue = %s
      AND available_at <= UTC_TIMESTAMP(6)
    ORDER BY available_at, id
    LIMIT %s) due
+WHERE (rescues > 1
+       OR (rescues = 1
+           AND locked_by <> %s))
 UNION ALL
-SELECT MAX(queue), MAX(CASE WHEN (rescues = 0
-                                  AND locked_by <> %s) THEN available_at
-                       END),
-       MAX(CASE WHEN (rescues > 1
-                      OR (rescues = 1
-                          AND locked_by <> %s)) THEN 1 ELSE 0
-           END), MIN(available_at), UTC_TIMESTAMP(6)
+SELECT 'outbox_event', MAX(queue)
 FROM
-  (SELECT queue, rescues, locked_by, available_at
+  (SELECT queue, rescues, locked_by
    FROM `outbox_event`
    FORCE INDEX (outbox_event_queue_cdb4ee2a)
    WHERE queue = %s
      AND available_at <= UTC_TIMESTAMP(6)
    ORDER BY available_at, id
-   LIMIT %s) due;
+   LIMIT %s) due
+WHERE (rescues > 1
+       OR (rescues = 1
+           AND locked_by <> %s))
+UNION ALL
+SELECT 'outbox_stream', MAX(queue)
+FROM
+  (SELECT queue, rescues, locked_by
+   FROM `outbox_stream`
+   FORCE INDEX (outbox_stream_queue_cdb4ee2a)
+   WHERE queue = %s
+     AND due_at <= UTC_TIMESTAMP(6)
+   ORDER BY due_at
+   LIMIT %s) due
+WHERE (rescues > 1
+       OR (rescues = 1
+           AND locked_by <> %s))
+UNION ALL
+SELECT 'outbox_stream', MAX(queue)
+FROM
+  (SELECT queue, rescues, locked_by
+   FROM `outbox_stream`
+   FORCE INDEX (outbox_stream_queue_cdb4ee2a)
+   WHERE queue = %s
+     AND due_at <= UTC_TIMESTAMP(6)
+   ORDER BY due_at
+   LIMIT %s) due
+WHERE (rescues > 1
+       OR (rescues = 1
+           AND locked_by <> %s));
 
 -- when is the next due
 

@@ -32,9 +32,10 @@ WHERE e.id = ANY(ARRAY
                                   AND (queue, available_at) <= (b.queue,
                                               statement_timestamp())
                                   AND available_at IS NOT NULL
-                                  AND (rescues < 2
-                                       AND (locked_by IS NULL
-                                            OR locked_by = %s))
+                                  AND (rescues = 0
+                                       OR (rescues = 1
+                                           AND (locked_by IS NULL
+                                                OR locked_by = %s)))
                                 ORDER BY queue, available_at, id
                                 LIMIT b.n
                                 FOR UPDATE SKIP LOCKED) chosen) locked) sized
@@ -84,9 +85,10 @@ WHERE e.id = ANY(ARRAY
                                   AND (queue, available_at) <= (b.queue,
                                               %s)
                                   AND available_at IS NOT NULL
-                                  AND (rescues < 2
-                                       AND (locked_by IS NULL
-                                            OR locked_by = %s))
+                                  AND (rescues = 0
+                                       OR (rescues = 1
+                                           AND (locked_by IS NULL
+                                                OR locked_by = %s)))
                                 ORDER BY queue, available_at, id
                                 LIMIT b.n
                                 FOR UPDATE SKIP LOCKED) chosen) locked) sized
@@ -124,9 +126,10 @@ WHERE e.id = ANY(ARRAY
                          AND id = ANY(%s)
                          AND created_at <= statement_timestamp() + %s * interval '1 second'
                          AND NOT (id = ANY(%s))
-                         AND (rescues < 2
-                              AND (locked_by IS NULL
-                                   OR locked_by = %s))
+                         AND (rescues = 0
+                              OR (rescues = 1
+                                  AND (locked_by IS NULL
+                                       OR locked_by = %s)))
                        ORDER BY available_at, id
                        FOR UPDATE SKIP LOCKED) due)) RETURNING WITH (OLD AS
                                                                      before) e.id, e.attempts, e.rescues, e.listener,
@@ -136,7 +139,10 @@ WHERE e.id = ANY(ARRAY
 -- claim streams
 
 UPDATE "outbox_stream" e
-SET locked_by = %s, locked_at = statement_timestamp(), due_at = statement_timestamp() + %s * interval '1 second'
+SET rescues = e.rescues + CASE WHEN e.locked_by IS NULL
+                                   OR e.locked_by = %s THEN 0 ELSE 1
+                          END, locked_by = %s, locked_at = statement_timestamp(),
+                          due_at = statement_timestamp() + %s * interval '1 second'
 FROM
   (SELECT set_config('synchronous_commit', 'off', true)) unflushed
 WHERE e.stream = ANY(ARRAY
@@ -157,17 +163,24 @@ WHERE e.stream = ANY(ARRAY
                                 AND (queue, due_at) <= (b.queue,
                                       statement_timestamp())
                                 AND due_at IS NOT NULL
+                                AND (rescues = 0
+                                     OR (rescues = 1
+                                         AND (locked_by IS NULL
+                                              OR locked_by = %s)))
                               ORDER BY queue, due_at
                               LIMIT b.n
                               FOR UPDATE SKIP LOCKED) chosen) due)) RETURNING WITH (OLD AS
                                                                                     before) e.stream, e.queue,
-                                                                                   before.due_at AT TIME ZONE 'UTC', before.locked_by,
-                                                                                                                     e.locked_at AT TIME ZONE 'UTC';
+                                                                                   e.rescues, before.due_at AT TIME ZONE 'UTC', before.locked_by,
+                                                                                                                                e.locked_at AT TIME ZONE 'UTC';
 
 -- claim streams, some excluded
 
 UPDATE "outbox_stream" e
-SET locked_by = %s, locked_at = statement_timestamp(), due_at = statement_timestamp() + %s * interval '1 second'
+SET rescues = e.rescues + CASE WHEN e.locked_by IS NULL
+                                   OR e.locked_by = %s THEN 0 ELSE 1
+                          END, locked_by = %s, locked_at = statement_timestamp(),
+                          due_at = statement_timestamp() + %s * interval '1 second'
 FROM
   (SELECT set_config('synchronous_commit', 'off', true)) unflushed
 WHERE e.stream = ANY(ARRAY
@@ -189,12 +202,16 @@ WHERE e.stream = ANY(ARRAY
                                       statement_timestamp())
                                 AND due_at IS NOT NULL
                                 AND NOT (stream = ANY(%s))
+                                AND (rescues = 0
+                                     OR (rescues = 1
+                                         AND (locked_by IS NULL
+                                              OR locked_by = %s)))
                               ORDER BY queue, due_at
                               LIMIT b.n
                               FOR UPDATE SKIP LOCKED) chosen) due)) RETURNING WITH (OLD AS
                                                                                     before) e.stream, e.queue,
-                                                                                   before.due_at AT TIME ZONE 'UTC', before.locked_by,
-                                                                                                                     e.locked_at AT TIME ZONE 'UTC';
+                                                                                   e.rescues, before.due_at AT TIME ZONE 'UTC', before.locked_by,
+                                                                                                                                e.locked_at AT TIME ZONE 'UTC';
 
 -- read streams
 
@@ -419,9 +436,13 @@ WHERE e.id = v.id;
 
 WITH v AS MATERIALIZED
   (SELECT v.*
-   FROM unnest(%s::text[], %s::bigint[], %s::timestamptz[], %s::float8[], %s::text[]) v (stream,
-                                                                                         seq, locked_at,
-                                                                                         delay, queue), LATERAL
+   FROM unnest(%s::text[], %s::bigint[], %s::timestamptz[], %s::float8[], %s::text[], %s::int[]) v (stream,
+                                                                                                    seq,
+                                                                                                    locked_at,
+                                                                                                    delay,
+                                                                                                    queue,
+                                                                                                    kept),
+                                                                                                 LATERAL
      (SELECT 1
       FROM "outbox_stream" e
       WHERE e.stream = v.stream
@@ -433,7 +454,7 @@ WITH v AS MATERIALIZED
 UPDATE "outbox_stream" e
 SET due_at = statement_timestamp() + NULLIF(v.delay, -1) * interval '1 second', queue = COALESCE(NULLIF(v.queue,
                                                                                                    ''),
-                                                                                          e.queue), locked_by = NULL,
+                                                                                          e.queue), rescues = e.rescues * v.kept, locked_by = NULL,
     locked_at = statement_timestamp()
 FROM v
 WHERE e.stream = v.stream RETURNING e.stream;
@@ -643,45 +664,24 @@ UPDATE "outbox_event" AS e
 SET routes = %s
 WHERE id = ANY(%s);
 
--- add to the history
+-- note a lost worker
 
 UPDATE "outbox_event" AS e
-SET history = CASE WHEN history IS NULL THEN %s ELSE SUBSTR(history,
-                                                       1, LENGTH(history) - 1) || %s
-              END
+SET rescues = %s, history = CASE WHEN history IS NULL THEN %s ELSE SUBSTR(history,
+                                                                     1, LENGTH(history) - 1) || %s
+                            END
 WHERE id = ANY(%s)
   AND e.status IN (0, 2)
   AND e.locked_by = %s
   AND e.locked_at = ANY(%s::timestamptz[]);
 
--- count a start
+-- keep a stream suspected
 
-UPDATE "outbox_event" AS e
-SET rescues = rescues + 1
-WHERE id = ANY(%s)
-  AND e.status IN (0, 2)
-  AND EXISTS
-    (SELECT 1
-     FROM "outbox_stream" owned
-     WHERE owned.stream = e.stream
-       AND owned.locked_by = %s
-       AND owned.locked_at = ANY(%s::timestamptz[])
-       OFFSET 0);
-
--- take a start back
-
-UPDATE "outbox_event" AS e
-SET rescues = rescues - 1
-WHERE id = ANY(%s)
-  AND e.status IN (0, 2)
-  AND EXISTS
-    (SELECT 1
-     FROM "outbox_stream" owned
-     WHERE owned.stream = e.stream
-       AND owned.locked_by = %s
-       AND owned.locked_at = ANY(%s::timestamptz[])
-       OFFSET 0)
-  AND rescues > 0;
+UPDATE "outbox_stream"
+SET rescues = %s
+WHERE stream = ANY(%s)
+  AND locked_by = %s
+  AND locked_at = ANY(%s::timestamptz[]);
 
 -- read what is pending in slots
 
@@ -764,39 +764,59 @@ SET status = 1, done_at = statement_timestamp(), available_at = NULL, result = %
 FROM unlocked
 WHERE e.id = unlocked.id;
 
--- find lost workers' events
+-- find suspects
 
-SELECT MAX(queue), MAX(CASE WHEN (rescues = 0
-                                  AND locked_by <> %s) THEN available_at
-                       END) AT TIME ZONE 'UTC', MAX(CASE
-                                                        WHEN (rescues > 1
-                                                              OR (rescues = 1
-                                                                  AND locked_by <> %s)) THEN 1 ELSE 0
-                                                    END), MIN(available_at) AT TIME ZONE 'UTC', statement_timestamp() AT TIME ZONE 'UTC'
+SELECT 'outbox_event', MAX(queue)
 FROM
-  (SELECT queue, rescues, locked_by, available_at
+  (SELECT queue, rescues, locked_by
    FROM "outbox_event"
    WHERE (queue, available_at) >= (%s, '-infinity')
      AND (queue, available_at) <= (%s, statement_timestamp())
      AND available_at IS NOT NULL
    ORDER BY queue, available_at, id
    LIMIT %s) due
+WHERE (rescues > 1
+       OR (rescues = 1
+           AND locked_by <> %s))
 UNION ALL
-SELECT MAX(queue), MAX(CASE WHEN (rescues = 0
-                                  AND locked_by <> %s) THEN available_at
-                       END) AT TIME ZONE 'UTC', MAX(CASE
-                                                        WHEN (rescues > 1
-                                                              OR (rescues = 1
-                                                                  AND locked_by <> %s)) THEN 1 ELSE 0
-                                                    END), MIN(available_at) AT TIME ZONE 'UTC', statement_timestamp() AT TIME ZONE 'UTC'
+SELECT 'outbox_event', MAX(queue)
 FROM
-  (SELECT queue, rescues, locked_by, available_at
+  (SELECT queue, rescues, locked_by
    FROM "outbox_event"
    WHERE (queue, available_at) >= (%s, '-infinity')
      AND (queue, available_at) <= (%s, statement_timestamp())
      AND available_at IS NOT NULL
    ORDER BY queue, available_at, id
-   LIMIT %s) due;
+   LIMIT %s) due
+WHERE (rescues > 1
+       OR (rescues = 1
+           AND locked_by <> %s))
+UNION ALL
+SELECT 'outbox_stream', MAX(queue)
+FROM
+  (SELECT queue, rescues, locked_by
+   FROM "outbox_stream"
+   WHERE (queue, due_at) >= (%s, '-infinity')
+     AND (queue, due_at) <= (%s, statement_timestamp())
+     AND due_at IS NOT NULL
+   ORDER BY queue, due_at
+   LIMIT %s) due
+WHERE (rescues > 1
+       OR (rescues = 1
+           AND locked_by <> %s))
+UNION ALL
+SELECT 'outbox_stream', MAX(queue)
+FROM
+  (SELECT queue, rescues, locked_by
+   FROM "outbox_stream"
+   WHERE (queue, due_at) >= (%s, '-infinity')
+     AND (queue, due_at) <= (%s, statement_timestamp())
+     AND due_at IS NOT NULL
+   ORDER BY queue, due_at
+   LIMIT %s) due
+WHERE (rescues > 1
+       OR (rescues = 1
+           AND locked_by <> %s));
 
 -- when is the next due
 

@@ -21,9 +21,10 @@ FROM
    WHERE queue = %s
      AND available_at >= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now', %s || ' seconds')
      AND available_at <= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')
-     AND (rescues < 2
-          AND (locked_by IS NULL
-               OR locked_by = %s))
+     AND (rescues = 0
+          OR (rescues = 1
+              AND (locked_by IS NULL
+                   OR locked_by = %s)))
    ORDER BY queue, available_at, id
    LIMIT %s)
 UNION ALL
@@ -47,9 +48,10 @@ FROM
    FROM "outbox_event"
    WHERE queue = %s
      AND available_at <= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')
-     AND (rescues < 2
-          AND (locked_by IS NULL
-               OR locked_by = %s))
+     AND (rescues = 0
+          OR (rescues = 1
+              AND (locked_by IS NULL
+                   OR locked_by = %s)))
    ORDER BY queue, available_at, id
    LIMIT %s);
 
@@ -62,9 +64,10 @@ SET rescues = e.rescues + CASE WHEN e.locked_by IS NULL
 WHERE (id IN (%s, %s)
        AND attempts = %s)
   AND +available_at <= %s
-  AND (rescues < 2
-       AND (locked_by IS NULL
-            OR locked_by = %s));
+  AND (rescues = 0
+       OR (rescues = 1
+           AND (locked_by IS NULL
+                OR locked_by = %s)));
 
 SELECT id
 FROM "outbox_event"
@@ -93,9 +96,10 @@ FROM "outbox_event"
 WHERE queue = %s
   AND available_at >= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now', %s || ' seconds')
   AND available_at <= %s
-  AND (rescues < 2
-       AND (locked_by IS NULL
-            OR locked_by = %s))
+  AND (rescues = 0
+       OR (rescues = 1
+           AND (locked_by IS NULL
+                OR locked_by = %s)))
 ORDER BY queue, available_at, id
 LIMIT %s;
 
@@ -108,9 +112,10 @@ SET rescues = e.rescues + CASE WHEN e.locked_by IS NULL
 WHERE (id IN (%s, %s)
        AND attempts = %s)
   AND +available_at <= %s
-  AND (rescues < 2
-       AND (locked_by IS NULL
-            OR locked_by = %s));
+  AND (rescues = 0
+       OR (rescues = 1
+           AND (locked_by IS NULL
+                OR locked_by = %s)));
 
 SELECT id
 FROM "outbox_event"
@@ -137,9 +142,10 @@ FROM "outbox_event"
 WHERE queue = %s
   AND available_at >= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now', %s || ' seconds')
   AND available_at <= %s
-  AND (rescues < 2
-       AND (locked_by IS NULL
-            OR locked_by = %s))
+  AND (rescues = 0
+       OR (rescues = 1
+           AND (locked_by IS NULL
+                OR locked_by = %s)))
 ORDER BY queue, available_at, id
 LIMIT %s;
 
@@ -155,9 +161,10 @@ WHERE available_at <= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')
   AND id IN (%s, %s)
   AND created_at <= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now', %s || ' seconds')
   AND NOT (id IN (%s))
-  AND (rescues < 2
-       AND (locked_by IS NULL
-            OR locked_by = %s))
+  AND (rescues = 0
+       OR (rescues = 1
+           AND (locked_by IS NULL
+                OR locked_by = %s)))
 ORDER BY available_at, id
 LIMIT %s;
 
@@ -170,9 +177,10 @@ SET rescues = e.rescues + CASE WHEN e.locked_by IS NULL
 WHERE (id IN (%s)
        AND attempts = %s)
   AND +available_at <= %s
-  AND (rescues < 2
-       AND (locked_by IS NULL
-            OR locked_by = %s));
+  AND (rescues = 0
+       OR (rescues = 1
+           AND (locked_by IS NULL
+                OR locked_by = %s)));
 
 SELECT id
 FROM "outbox_event"
@@ -190,9 +198,10 @@ WHERE available_at <= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')
   AND id IN (%s, %s)
   AND created_at <= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now', %s || ' seconds')
   AND NOT (id IN (%s))
-  AND (rescues < 2
-       AND (locked_by IS NULL
-            OR locked_by = %s))
+  AND (rescues = 0
+       OR (rescues = 1
+           AND (locked_by IS NULL
+                OR locked_by = %s)))
 ORDER BY available_at, id
 LIMIT %s;
 
@@ -200,30 +209,45 @@ LIMIT %s;
 
 SELECT *
 FROM
-  (SELECT stream, queue, +due_at, locked_by, strftime('%%Y-%%m-%%d %%H:%%M:%%f000',
-                                               'now')
+  (SELECT stream, queue, rescues, +due_at, locked_by, strftime('%%Y-%%m-%%d %%H:%%M:%%f000',
+                                                        'now')
    FROM "outbox_stream"
    WHERE queue = %s
      AND due_at >= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now', %s || ' seconds')
      AND due_at <= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')
+     AND (rescues = 0
+          OR (rescues = 1
+              AND (locked_by IS NULL
+                   OR locked_by = %s)))
    ORDER BY queue, due_at
    LIMIT %s)
 UNION ALL
 SELECT *
 FROM
-  (SELECT stream, queue, +due_at, locked_by, strftime('%%Y-%%m-%%d %%H:%%M:%%f000',
-                                               'now')
+  (SELECT stream, queue, rescues, +due_at, locked_by, strftime('%%Y-%%m-%%d %%H:%%M:%%f000',
+                                                        'now')
    FROM "outbox_stream"
    WHERE queue = %s
      AND due_at <= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')
+     AND (rescues = 0
+          OR (rescues = 1
+              AND (locked_by IS NULL
+                   OR locked_by = %s)))
    ORDER BY queue, due_at
    LIMIT %s);
 
 UPDATE "outbox_stream" AS e
-SET locked_by = %s, locked_at = %s, due_at = strftime('%%Y-%%m-%%d %%H:%%M:%%f000',
-                                               'now', %s || ' seconds')
+SET rescues = e.rescues + CASE WHEN e.locked_by IS NULL
+                                   OR e.locked_by = %s THEN 0 ELSE 1
+                          END, locked_by = %s, locked_at = %s,
+                          due_at = strftime('%%Y-%%m-%%d %%H:%%M:%%f000',
+                                     'now', %s || ' seconds')
 WHERE stream IN (%s, %s)
-  AND +due_at <= %s;
+  AND +due_at <= %s
+  AND (rescues = 0
+       OR (rescues = 1
+           AND (locked_by IS NULL
+                OR locked_by = %s)));
 
 SELECT stream
 FROM "outbox_stream"
@@ -235,24 +259,32 @@ WHERE stream IN (%s, %s)
 
 SELECT *
 FROM
-  (SELECT stream, queue, +due_at, locked_by, strftime('%%Y-%%m-%%d %%H:%%M:%%f000',
-                                               'now')
+  (SELECT stream, queue, rescues, +due_at, locked_by, strftime('%%Y-%%m-%%d %%H:%%M:%%f000',
+                                                        'now')
    FROM "outbox_stream"
    WHERE queue = %s
      AND due_at >= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now', %s || ' seconds')
      AND due_at <= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')
      AND NOT (stream IN (%s))
+     AND (rescues = 0
+          OR (rescues = 1
+              AND (locked_by IS NULL
+                   OR locked_by = %s)))
    ORDER BY queue, due_at
    LIMIT %s)
 UNION ALL
 SELECT *
 FROM
-  (SELECT stream, queue, +due_at, locked_by, strftime('%%Y-%%m-%%d %%H:%%M:%%f000',
-                                               'now')
+  (SELECT stream, queue, rescues, +due_at, locked_by, strftime('%%Y-%%m-%%d %%H:%%M:%%f000',
+                                                        'now')
    FROM "outbox_stream"
    WHERE queue = %s
      AND due_at <= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')
      AND NOT (stream IN (%s))
+     AND (rescues = 0
+          OR (rescues = 1
+              AND (locked_by IS NULL
+                   OR locked_by = %s)))
    ORDER BY queue, due_at
    LIMIT %s);
 
@@ -425,12 +457,12 @@ SET due_at = strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now', NULLIF(v.delay,
                                                              -1) || ' seconds'), queue = COALESCE(NULLIF(v.queue,
 
                                                                                                     ''),
-                                                                                           e.queue), locked_by = NULL,
+                                                                                           e.queue), rescues = e.rescues * v.kept, locked_by = NULL,
     locked_at = strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')
 FROM
-  (SELECT column1 AS stream, column2 AS seq, column3 AS locked_at, column4 AS delay, column5 AS queue
+  (SELECT column1 AS stream, column2 AS seq, column3 AS locked_at, column4 AS delay, column5 AS queue, column6 AS kept
    FROM (
-         VALUES (%s, %s, %s, %s, %s), (%s, %s, %s, %s, %s))) AS v
+         VALUES (%s, %s, %s, %s, %s, %s), (%s, %s, %s, %s, %s, %s))) AS v
 WHERE e.stream = v.stream
   AND e.seq = COALESCE(NULLIF(v.seq, -1), e.seq)
   AND e.locked_by = %s
@@ -614,43 +646,24 @@ UPDATE "outbox_event" AS e
 SET routes = %s
 WHERE id IN (%s);
 
--- add to the history
+-- note a lost worker
 
 UPDATE "outbox_event" AS e
-SET history = CASE WHEN history IS NULL THEN %s ELSE SUBSTR(history,
-                                                       1, LENGTH(history) - 1) || %s
-              END
+SET rescues = %s, history = CASE WHEN history IS NULL THEN %s ELSE SUBSTR(history,
+                                                                     1, LENGTH(history) - 1) || %s
+                            END
 WHERE id IN (%s, %s)
   AND e.status IN (0, 2)
   AND e.locked_by = %s
   AND e.locked_at IN (%s);
 
--- count a start
+-- keep a stream suspected
 
-UPDATE "outbox_event" AS e
-SET rescues = rescues + 1
-WHERE id IN (%s, %s)
-  AND e.status IN (0, 2)
-  AND EXISTS
-    (SELECT 1
-     FROM "outbox_stream" owned
-     WHERE owned.stream = e.stream
-       AND owned.locked_by = %s
-       AND owned.locked_at IN (%s));
-
--- take a start back
-
-UPDATE "outbox_event" AS e
-SET rescues = rescues - 1
-WHERE id IN (%s, %s)
-  AND e.status IN (0, 2)
-  AND EXISTS
-    (SELECT 1
-     FROM "outbox_stream" owned
-     WHERE owned.stream = e.stream
-       AND owned.locked_by = %s
-       AND owned.locked_at IN (%s))
-  AND rescues > 0;
+UPDATE "outbox_stream"
+SET rescues = %s
+WHERE stream IN (%s, %s)
+  AND locked_by = %s
+  AND locked_at IN (%s);
 
 -- read what is pending in slots
 
@@ -725,37 +738,55 @@ WHERE id IN (%s, %s)
        OR (locked_by = %s
            AND locked_at = %s));
 
--- find lost workers' events
+-- find suspects
 
-SELECT MAX(queue), MAX(CASE WHEN (rescues = 0
-                                  AND locked_by <> %s) THEN available_at
-                       END),
-       MAX(CASE WHEN (rescues > 1
-                      OR (rescues = 1
-                          AND locked_by <> %s)) THEN 1 ELSE 0
-           END), MIN(available_at), strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')
+SELECT 'outbox_event', MAX(queue)
 FROM
-  (SELECT queue, rescues, locked_by, available_at
+  (SELECT queue, rescues, locked_by
    FROM "outbox_event"
    WHERE queue = %s
      AND available_at <= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')
    ORDER BY queue, available_at, id
    LIMIT %s) due
+WHERE (rescues > 1
+       OR (rescues = 1
+           AND locked_by <> %s))
 UNION ALL
-SELECT MAX(queue), MAX(CASE WHEN (rescues = 0
-                                  AND locked_by <> %s) THEN available_at
-                       END),
-       MAX(CASE WHEN (rescues > 1
-                      OR (rescues = 1
-                          AND locked_by <> %s)) THEN 1 ELSE 0
-           END), MIN(available_at), strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')
+SELECT 'outbox_event', MAX(queue)
 FROM
-  (SELECT queue, rescues, locked_by, available_at
+  (SELECT queue, rescues, locked_by
    FROM "outbox_event"
    WHERE queue = %s
      AND available_at <= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')
    ORDER BY queue, available_at, id
-   LIMIT %s) due;
+   LIMIT %s) due
+WHERE (rescues > 1
+       OR (rescues = 1
+           AND locked_by <> %s))
+UNION ALL
+SELECT 'outbox_stream', MAX(queue)
+FROM
+  (SELECT queue, rescues, locked_by
+   FROM "outbox_stream"
+   WHERE queue = %s
+     AND due_at <= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')
+   ORDER BY queue, due_at
+   LIMIT %s) due
+WHERE (rescues > 1
+       OR (rescues = 1
+           AND locked_by <> %s))
+UNION ALL
+SELECT 'outbox_stream', MAX(queue)
+FROM
+  (SELECT queue, rescues, locked_by
+   FROM "outbox_stream"
+   WHERE queue = %s
+     AND due_at <= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')
+   ORDER BY queue, due_at
+   LIMIT %s) due
+WHERE (rescues > 1
+       OR (rescues = 1
+           AND locked_by <> %s));
 
 -- when is the next due
 
