@@ -22,6 +22,7 @@ from django_outbox.listeners.outcomes import Decision, Status
 from django_outbox.listeners.queues import Route
 from django_outbox.sql import DIALECTS
 from django_outbox.sql.values import (
+    EVENTS,
     FULL,
     KEYED,
     STREAMS,
@@ -183,8 +184,8 @@ def calls() -> dict[str, tuple[Callable[[Any], object], list[list[tuple[Any, ...
         "when is the next due": (named("seconds_to_next_due", queues=["default"], since=1.0), []),
         "is anything due": (named("has_due", queue="default"), []),
         "other queues": (named("other_queues", known=["default"]), [[("mail",)], []]),
-        "move events": (named("move", ids=["a"], queue="mail", newest=NOW), []),
-        "move streams": (named("move_streams", of="a", queue="b", limit=9), [[("s",)]]),
+        "move events": (named("move", table=EVENTS, of="a", queue="b", limit=9), [[("a",)]]),
+        "move streams": (named("move", table=STREAMS, of="a", queue="b", limit=9), [[("s",)]]),
         "wake streams": (named("wake_streams", streams=[":a", "l:b"]), []),
         "number events": (named("number", places=[(":a", 2, "default"), (":b", 1, None)]), []),
         "resume": (named("resume", ids=["a", "b"]), []),

@@ -406,8 +406,8 @@ SURVIVORS = (
         edits=[
             (
                 "sql/insert.py",
-                "        taken = self.number(own)\n        self.touch(in_lanes)",
-                "        self.touch(in_lanes)\n        taken = self.number(own)",
+                "        last, seqs = self.number(own)",
+                "        self.touch(in_lanes)\n        last, seqs = self.number(own)",
             )
         ],
         test=f"{ROUTES}test_writers_of_a_key_wait_in_its_own_stream_whatever_the_lanes_of_their_events",

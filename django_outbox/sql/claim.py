@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Sequence
-from datetime import datetime
 
 from ..events import stored_instant
 from ..queue_settings import MAX_QUEUES
@@ -26,7 +25,6 @@ from .values import (
     instant,
     instants,
     seconds_between,
-    to_database,
 )
 
 # A claim counts the workers that were lost with a row or stream; the parameter is the claimer.
@@ -228,16 +226,19 @@ class EventLeases(Statements):
                 selects.append((sql, [low, *more]))
         return {row[0] for row in self._rows_of_each(selects)}
 
-    def move(self, *, ids: Sequence[str], queue: str, newest: datetime) -> int:
-        """Move unlocked rows that are due until ``newest`` to a queue; return how many."""
-        one_of, given = self._one_of(ids)
+    def move(self, table: Table, *, of: str, queue: str, limit: int) -> int:
+        """Move unlocked rows of a table that are due from one queue to another; return how many."""
+        due, params = self._in_queue(of, column=table.due, until=(self.now, []))
+        sql = f"""SELECT {table.key} FROM {self._by_due(table)} WHERE {due}
+            ORDER BY {self.by_queue}{table.order} LIMIT %s"""
+        keys = [row[0] for row in self._rows(sql, [*params, limit])]
+        if not keys:
+            return 0
+        one_of, given = self._one_of(keys, table.key)
         return self._update_unlocked(
-            "outbox_event",
+            table.name,
             changes=("queue = %s", [queue]),
-            where=(
-                f"{one_of} AND available_at <= %s",
-                [*given, to_database(newest, self.connection)],
-            ),
+            where=(f"{one_of} AND queue = %s AND {table.due} <= {self.now}", [*given, of]),
         )
 
     def _has_due_time(self, column: str) -> str:

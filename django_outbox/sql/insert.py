@@ -5,7 +5,6 @@ It inserts received messages in the same way.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
@@ -58,26 +57,21 @@ class Inserting(SequenceNumbers):
         The key's own stream is numbered first, whether it gets a row or not: writers of one key
         wait there, so that they cannot lock its streams in different orders.
         """
-        keyed = [event for event, _, _ in rows if event.key is not None]
-        if not keyed:
-            return ("", []), [self._seq_of(*each) for each in enumerate(rows)]
-        own, in_lanes = places_of(keyed)
-        taken = self.number(own)
-        self.touch(in_lanes)
-        seqs: list[SQL] = []
-        for place, row in reversed([*enumerate(rows)]):
-            event = row[0]
-            if event.key is None:
-                seqs.append(self._seq_of(place, row))
-            else:
+        own, in_lanes = places_of(rows)
+        last, seqs = self.number(own) if own else {}, list[SQL]()
+        if in_lanes:
+            self.touch(in_lanes)
+        next_of = {stream: last[stream] - count + 1 for stream, count, _ in own}
+        for place, (event, *_) in enumerate(rows):
+            if event.key is not None:
                 stream = stream_of("", event.key)
-                seqs.append(("%s", [taken[stream]]))
-                taken[stream] -= 1
-        return ("", []), seqs[::-1]
-
-    def _seq_of(self, place: int, row: Written) -> SQL:
-        """Return the seq of an event without a key: in a slot, the clock and its place here."""
-        return NULL if row[0].coalesce is None else (f"{self.now_micros} + %s", [place])
+                seqs.append(("%s", [next_of[stream]]))
+                next_of[stream] += 1
+            elif event.coalesce is not None:  # in a slot, the clock and its place here
+                seqs.append((f"{self.now_micros} + %s", [place]))
+            else:
+                seqs.append(NULL)
+        return ("", []), seqs
 
     def _insert_of(self, rows: Sequence[New]) -> SQL:
         given, cells, params = dict[str, Any](), list[Cells](), list[Any]()
@@ -161,12 +155,14 @@ def _texts(names: Sequence[str], rows: frozenset[Cells], key: str) -> tuple[str,
     }
 
 
-def places_of(keyed: Sequence[Event]) -> tuple[list[Place], list[Place]]:
+def places_of(rows: Sequence[Written]) -> tuple[list[Place], list[Place]]:
     """Return the places that events take in the streams of their keys, and in those of lanes."""
-    counts, queues = Counter[str](), dict[str, str]()
-    for event in keyed:
-        assert event.key is not None
-        counts[stream_of("", event.key)] += 1
+    counts, queues = dict[str, int](), dict[str, str]()
+    for event, *_ in rows:
+        if event.key is None:
+            continue
+        stream = stream_of("", event.key)
+        counts[stream] = counts.get(stream, 0) + 1
         for route in routes_of_new(event):
             if route != UNROUTED:
                 queues.setdefault(stream_of(route.lane, event.key), route.queue)

@@ -6,11 +6,11 @@ import logging
 import re
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
-from django.db import IntegrityError, OperationalError, transaction
+from django.db import IntegrityError, OperationalError
 
 from ..conf import index_name
 from .dialect import Dialect
@@ -139,21 +139,14 @@ class MySQL(MySQLServer, Dialect):
 
     @contextmanager
     def read_committed(self) -> Iterator[None]:
-        with ExitStack() as stack:
+        for_next = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"  # transaction only
+        if not self.connection.in_atomic_block:
             try:
-                stack.enter_context(self._begin_read_committed())
+                self._run(for_next, [])
             except OperationalError:  # the session ended while idle: nothing was run
-                if self.connection.in_atomic_block:
-                    raise
                 self.connection.close()
-                stack.enter_context(self._begin_read_committed())
-            yield
-
-    @contextmanager
-    def _begin_read_committed(self) -> Iterator[None]:
-        if not self.connection.in_atomic_block:  # for the next transaction only
-            self._run("SET TRANSACTION ISOLATION LEVEL READ COMMITTED", [])
-        with transaction.atomic(using=self.connection.alias):
+                self._run(for_next, [])
+        with super().read_committed():
             yield
 
     def _insert(self, sql: str, params: list[Any], *, may_clash: bool) -> int:

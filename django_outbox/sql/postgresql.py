@@ -193,9 +193,8 @@ class PostgreSQL(PostgreSQLServer, Dialect):
 
     def _places(self, rows: Sequence[Written]) -> tuple[SQL, list[SQL]]:
         """Number a single event in the statement that inserts it."""
-        event = rows[0][0]
-        own, in_lanes = places_of([event] if event.key and len(rows) == 1 else [])
-        if in_lanes or not own:
+        own, in_lanes = places_of(rows)
+        if in_lanes or not own or len(rows) > 1:
             return super()._places(rows)
         upsert, params = self._upsert(own, due=due_of_followers())
         return (f"WITH s AS ({upsert} RETURNING seq) ", params), [("(SELECT seq FROM s)", [])]

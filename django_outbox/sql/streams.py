@@ -15,7 +15,6 @@ from .statements import TOGETHER
 from .values import (
     KEYED,
     SQL,
-    STREAMS,
     Column,
     EachUpdate,
     Leases,
@@ -161,23 +160,6 @@ class StreamLeases(EventLeases):
             "outbox_stream",
             changes=(f"{due}locked_by = NULL, locked_at = {self.now}", [*seconds]),
             where=self._leased("outbox_stream", me, leases),
-        )
-
-    def move_streams(self, *, of: str, queue: str, limit: int) -> int:
-        """Move unlocked streams that are due from one queue to another; return how many."""
-        due, params = self._in_queue(of, column="due_at", until=(self.now, []))
-        rows = self._rows(
-            f"SELECT stream FROM {self._by_due(STREAMS)} WHERE {due} "
-            f"ORDER BY {self.by_queue}due_at LIMIT %s",
-            [*params, limit],
-        )
-        one_of, streams = self._one_of([row[0] for row in rows], "stream")
-        if not streams:
-            return 0
-        return self._update_unlocked(
-            "outbox_stream",
-            changes=("queue = %s", [queue]),
-            where=(f"{one_of} AND queue = %s AND due_at <= {self.now}", [*streams, of]),
         )
 
     @property

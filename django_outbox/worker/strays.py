@@ -10,6 +10,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from ..clocks import monotonic
 from ..queue_settings import DEFAULT_QUEUE
 from ..sql import dialect_of
+from ..sql.values import EVENTS, STREAMS
 
 logger = logging.getLogger("django_outbox")
 
@@ -44,12 +45,10 @@ class Strays:
         """Move due events and streams of unknown queues to ``default``; return whether any were."""
         dialect, moved = dialect_of(connection), False
         for queue in dialect.other_queues(known=self._configured):
-            rows = dialect.due_first(limit=BATCH, since={queue: None})
-            count = dialect.move_streams(of=queue, queue=DEFAULT_QUEUE, limit=BATCH)
-            if rows:
-                count += dialect.move(
-                    ids=[each.id for each in rows], queue=DEFAULT_QUEUE, newest=rows[-1].due_at
-                )
+            count = sum(
+                dialect.move(table, of=queue, queue=DEFAULT_QUEUE, limit=BATCH)
+                for table in (EVENTS, STREAMS)
+            )
             if count:
                 logger.warning(
                     "queue not configured, its events are delivered by default queue=%s count=%d",

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from django_outbox.models import OutboxEvent, OutboxPause, OutboxStream
 from django_outbox.queue_settings import MAX_QUEUES
 from django_outbox.sql import dialect_of, engine_connection
 from django_outbox.sql.postgresql_server import PLANS
-from django_outbox.sql.values import Branch, Found, LeaseKind, StreamQuery
+from django_outbox.sql.values import EVENTS, STREAMS, Branch, Found, LeaseKind, StreamQuery
 from django_outbox.worker import pauses
 from django_outbox.worker.pauses import KnownPauses
 from tests.plans import analyze, effort, sent, statements, uses
@@ -308,8 +309,8 @@ def changes_of(ids: Sequence[str]) -> dict[str, Callable[[], object]]:
     none: Any = frozenset()
     return {
         "claim by id": lambda: claim(ids=ids),
-        "move": lambda: d.move(ids=ids, queue="b", newest=now()),
-        "move of streams": lambda: d.move_streams(of="queue-01", queue="b", limit=9),
+        "move": lambda: d.move(EVENTS, of="queue-01", queue="b", limit=9),
+        "move of streams": lambda: d.move(STREAMS, of="queue-01", queue="b", limit=9),
         "postpone": lambda: d.postpone(ids=ids, newest=now(), pauses=none),
         "unclaim": lambda: (claim(ids=ids), d.unclaim(me="me", due=given())),
         "settle": lambda: (claim(ids=ids), d.settle(me="me", endings=moved())),
@@ -338,11 +339,9 @@ def test_what_is_due_moves_to_another_queue() -> None:
     (younger,) = insert(due=-1, queue="a")
     (leased,) = insert(due=-5, queue="a")
     (done,) = insert(due=None, queue="a", status=Status.DONE)
-    newest = row(due).available_at
     before = row(due).__dict__ | {"_state": 0, "queue": "b"}
     assert ids_of(claim(ids=[leased])) == [leased]
-    ids = [due, younger, leased, done, "never-written"]
-    assert dialect().move(ids=ids, queue="b", newest=newest) == 1
+    assert dialect().move(EVENTS, of="a", queue="b", limit=1) == 1
     assert queues_of(due, younger, leased, done) == ["b", "a", "a", "a"]
     assert row(due).__dict__ | {"_state": 0} == before  # nothing else has changed
     assert ids_of(claim(queue="b")) == [due]
@@ -353,7 +352,7 @@ def test_a_move_passes_over_what_is_locked() -> None:
     locked, free = insert(2, due=-1, queue="a")
 
     def move() -> int:
-        return int(dialect().move(ids=[locked, free], queue="b", newest=now()))
+        return int(dialect().move(EVENTS, of="a", queue="b", limit=9))
 
     with elsewhere(lambda: OutboxEvent.objects.filter(pk=locked).update(tenant_id="locked")):
         assert in_thread(move).result(10) == 1
@@ -365,10 +364,8 @@ def test_due_streams_move_to_another_queue() -> None:
         keyed(key, due=due)
     in_queue("a", "1", "2", "3", "later", "idle")
     keyed("other", due=-99)
-    move = dialect().move_streams
-    assert move(of="a", queue="b", limit=2) == 2  # those due first
-    assert move(of="a", queue="b", limit=2) == 1
-    assert move(of="a", queue="b", limit=2) == 0
+    move = partial(dialect().move, STREAMS, of="a", queue="b", limit=2)
+    assert [move(), move(), move()] == [2, 1, 0]  # those due first
     found = dict(OutboxStream.objects.values_list("key", "queue"))
     assert found == {"1": "b", "2": "b", "3": "b", "later": "a", "idle": "a", "other": "default"}
 
@@ -380,7 +377,7 @@ def test_a_move_of_streams_passes_over_what_a_writer_has_locked() -> None:
     in_queue("a", "held", "free")
 
     def move() -> int:
-        return int(dialect().move_streams(of="a", queue="b", limit=9))
+        return int(dialect().move(STREAMS, of="a", queue="b", limit=9))
 
     with elsewhere(lambda: keyed("held")):
         assert in_thread(move).result(10) == 1
@@ -729,7 +726,7 @@ def test_instants_are_utc_whatever_the_settings_say(settings: Any, use_tz: bool)
         assert first.due_at == due
         assert abs((first.now - clock).total_seconds()) < 60
         taken = due_claim(queue="a", at=due)
-        assert dialect_of(own).move(ids=[lost], queue="b", newest=first.due_at) == 1
+        assert dialect_of(own).move(EVENTS, of="a", queue="b", limit=9) == 1
         assert dialect_of(own).claim(taken).rows == []
         OutboxEvent.objects.filter(pk=lost).update(queue="a")
         assert [each[0] for each in dialect_of(own).claim(taken).rows] == [lost]

@@ -1002,12 +1002,21 @@ UNION ALL
 
 -- move events
 
+SELECT id
+FROM `outbox_event`
+FORCE INDEX (outbox_event_queue_cdb4ee2a)
+WHERE queue = %s
+  AND available_at <= UTC_TIMESTAMP(6)
+ORDER BY available_at, id
+LIMIT %s;
+
 UPDATE
   (SELECT id
    FROM `outbox_event` e
    FORCE INDEX (PRIMARY)
    WHERE id IN (%s)
-     AND available_at <= %s
+     AND queue = %s
+     AND available_at <= UTC_TIMESTAMP(6)
    LIMIT %s
    FOR UPDATE SKIP LOCKED) unlocked
 STRAIGHT_JOIN `outbox_event` e

@@ -934,11 +934,20 @@ UNION ALL
 
 -- move events
 
+SELECT id
+FROM "outbox_event"
+WHERE (queue, available_at) >= (%s, '-infinity')
+  AND (queue, available_at) <= (%s, statement_timestamp())
+  AND available_at IS NOT NULL
+ORDER BY queue, available_at, id
+LIMIT %s;
+
 WITH unlocked AS MATERIALIZED
   (SELECT id
    FROM "outbox_event" e
    WHERE id = ANY(%s)
-     AND available_at <= %s
+     AND queue = %s
+     AND available_at <= statement_timestamp()
      FOR
      UPDATE SKIP LOCKED)
 UPDATE "outbox_event" e

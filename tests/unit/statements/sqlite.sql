@@ -928,10 +928,18 @@ FROM
 
 -- move events
 
+SELECT id
+FROM "outbox_event"
+WHERE queue = %s
+  AND available_at <= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')
+ORDER BY queue, available_at, id
+LIMIT %s;
+
 UPDATE "outbox_event" AS e
 SET queue = %s
 WHERE id IN (%s)
-  AND available_at <= %s;
+  AND queue = %s
+  AND available_at <= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now');
 
 -- move streams
 
