@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Sequence
 
-from ..events import stored_instant
 from ..queue_settings import MAX_QUEUES
 from .statements import Statements
 from .values import (
