@@ -15,7 +15,7 @@ from django.utils.translation import gettext, ngettext, ngettext_lazy
 from django.utils.translation import gettext_lazy as _
 
 from ..models import OutboxEvent, OutboxQuerySet
-from ..models.replay import Spacing
+from ..models.replay import Spacing, lock_streams
 from ..sql import dialect_of
 from . import display, state_filter
 from .changelist import LONG_TEXTS
@@ -192,9 +192,10 @@ def apply_to_batch(
     Lock the events first, so that the log counts exactly those that the action changed. Rows that
     are locked elsewhere are skipped, so that the action does not wait for them.
     """
-    connection = connections[batch.db]
+    connection, rows = connections[batch.db], action.applicable(batch).order_by()
     with dialect_of(connection).read_committed():
-        locked = action.applicable(batch).order_by().lock_unlocked()
+        lock_streams(rows)  # first, as writers do
+        locked = rows.lock_unlocked()
         events = OutboxEvent.objects.using(batch.db).filter(pk__in=locked)
         logged = list(events.order_by("pk").defer(*LONG_TEXTS)) if locked else []
         count = action.apply(events, log.by, spacing) if locked else 0

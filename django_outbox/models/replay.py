@@ -144,6 +144,11 @@ def in_streams(rows: OutboxQuerySet, change: Change) -> int:
     return count
 
 
+def lock_streams(rows: OutboxQuerySet) -> None:
+    """Lock the streams of these rows, and wake them; call it before the rows are locked."""
+    dialect_of(rows._connection()).wake_streams(rows.exclude(ALONE)._names())
+
+
 def in_free_streams(rows: OutboxQuerySet) -> OutboxQuerySet:
     """Return those whose streams, which the transaction has locked, no worker has leased."""
     free = rows._streams(rows._names()).filter(locked_by=None).values_list("pk", flat=True)

@@ -94,6 +94,14 @@ def test_what_somebody_else_has_locked_is_left_to_them() -> None:
     )
 
 
+def test_streams_are_locked_before_the_events_in_them() -> None:
+    """A cancel does the same: otherwise each could wait for the other."""
+    event = make(key="k", stream=":k", seq=1)
+    sent = queries_of(lambda: act(visitor("view", "replay"), "replay", event))
+    locking = re.compile("(INSERT|UPDATE).*outbox_|SELECT.*outbox_.* FOR UPDATE", re.DOTALL)
+    assert "outbox_stream" in next(each["sql"] for each in sent if locking.match(each["sql"]))
+
+
 def queries_of(work: Callable[[], Any]) -> list[dict[str, str]]:
     with CaptureQueriesContext(connection) as sent:
         work()
