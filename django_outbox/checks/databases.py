@@ -96,10 +96,10 @@ def _isolation(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
 
 
 def _statement_size(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
-    largest = dialect_of(connection).largest_statement()
-    if largest is None or conf.problems():
+    found = dialect_of(connection).variables("max_allowed_packet")
+    if not found or conf.problems():
         return
-    most = conf.current().MAX_PAYLOAD_BYTES
+    largest, most = int(found["max_allowed_packet"]), conf.current().MAX_PAYLOAD_BYTES
     if STATEMENT_PER_PAYLOAD * most > largest:
         yield Warning(
             f"The database {connection.alias!r} takes statements of at most {largest} bytes "
@@ -114,7 +114,8 @@ def _statement_size(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
 def _statement_log(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
     if conf.problems() or conf.current().MODE == "writer_only":
         return  # no worker
-    if dialect_of(connection).logs_statements():
+    found = dialect_of(connection).variables("log_bin", "binlog_format")
+    if found == {"log_bin": "ON", "binlog_format": "STATEMENT"}:
         yield Error(
             f"The server of {connection.alias!r} writes statements to its binary log "
             "(binlog_format=STATEMENT). Workers use READ COMMITTED, where it then refuses every "

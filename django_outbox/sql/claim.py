@@ -115,8 +115,7 @@ class EventLeases(Statements):
 
         Locked rows are skipped, because they are just being settled.
         """
-        due = "available_at"
-        return self._renew("outbox_event", due=due, me=me, leases=leases, lease=lease)
+        return self._renew(EVENTS, me=me, leases=leases, lease=lease)
 
     def release(self, *, me: str, leases: Leases, after: float | None = 0.0) -> int:
         """Release leases without counting an attempt; return how many ``me`` held.
@@ -125,11 +124,8 @@ class EventLeases(Statements):
         Locked rows stay leased.
         """
         due, seconds = ("", []) if after is None else (f"available_at = {self.now_plus}, ", [after])
-        return self._update_unlocked(
-            "outbox_event",
-            changes=(f"{due}locked_by = NULL, locked_at = NULL", [*seconds]),
-            where=self._held(me, leases),
-        )
+        free: SQL = (f"{due}locked_by = NULL, locked_at = NULL", [*seconds])
+        return self._update_unlocked("outbox_event", changes=free, where=self._held(me, leases))
 
     def unclaim(self, *, me: str, due: Sequence[Unclaimed]) -> int:
         """Release leases, each due at its own time and in its queue, as before the claim.
@@ -156,20 +152,17 @@ class EventLeases(Statements):
 
     def suspects(self, *, me: str, queues: Sequence[str], limit: int) -> list[tuple[Table, str]]:
         """Return where suspects are due: tables and queues, by the ``limit`` rows due first."""
-        selects, params = [], []
+        selects = []
         for table in (EVENTS, STREAMS):
             for queue in queues:
                 due, given = self._in_queue(queue, column=table.due, until=(self.now, []))
-                selects.append(
-                    f"SELECT '{table.name}', MAX(queue) FROM ("
-                    f"SELECT queue, rescues, locked_by FROM {self._by_due(table)} "
-                    f"WHERE {due} ORDER BY {self.by_queue}{table.order} LIMIT %s) due "
-                    f"WHERE {RescueState.SUSPECT.value}"
-                )
-                params += [*given, limit, me]
-        tables = {each.name: each for each in (EVENTS, STREAMS)}
-        rows = self._rows(" UNION ALL ".join(selects), params)
-        return [(tables[name], queue) for name, queue in rows if queue is not None]
+                sql = f"""SELECT '{table.name}', MAX(queue) FROM (
+                    SELECT queue, rescues, locked_by FROM {self._by_due(table)} WHERE {due}
+                    ORDER BY {self.by_queue}{table.order} LIMIT %s) due
+                    WHERE {RescueState.SUSPECT.value}"""
+                selects.append((sql, [*given, limit, me]))
+        tables, found = {each.name: each for each in (EVENTS, STREAMS)}, self._rows_of_each(selects)
+        return [(tables[name], queue) for name, queue in found if queue is not None]
 
     def seconds_to_next_due(self, *, queues: Sequence[str], since: float = 0.0) -> dict[str, float]:
         """Return the seconds until the next row, stream or lease end is due, by queue.
@@ -234,11 +227,8 @@ class EventLeases(Statements):
         if not keys:
             return 0
         one_of, given = self._one_of(keys, table.key)
-        return self._update_unlocked(
-            table.name,
-            changes=("queue = %s", [queue]),
-            where=(f"{one_of} AND queue = %s AND {table.due} <= {self.now}", [*given, of]),
-        )
+        where = (f"{one_of} AND queue = %s AND {table.due} <= {self.now}", [*given, of])
+        return self._update_unlocked(table.name, changes=("queue = %s", [queue]), where=where)
 
     def _has_due_time(self, column: str) -> str:
         """Return the condition of the partial indexes; where there are none, one that holds."""

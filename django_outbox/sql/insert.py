@@ -172,13 +172,9 @@ def places_of(rows: Sequence[Written]) -> tuple[list[Place], list[Place]]:
 
 def _parts(connection: BaseDatabaseWrapper, rows: list[New]) -> Iterator[list[New]]:
     """Split rows into statements below 4 MB and the database's limit of parameters."""
-    if len(rows) == 1:
-        yield rows
-        return
     most = connection.features.max_query_params or STATEMENT_PARAMS
     most = min(most, STATEMENT_PARAMS) // PARAMS_PER_ROW
-    part: list[New] = []
-    size = 0
+    part, size = list[New](), 0
     for row in rows:
         (_, payload, headers), *_ = row
         length = 4 * (len(payload) + len(headers or "")) + 1000

@@ -44,10 +44,8 @@ class MySQLServer(Upkeep, Inspection):
             self._run(f"SET {name} = %s", [before])
 
     def _estimate(self) -> tuple[str, list[Any]]:
-        sql = (
-            "SELECT table_rows FROM information_schema.tables "
-            "WHERE table_schema = database() AND table_name = %s"
-        )
+        sql = """SELECT table_rows FROM information_schema.tables
+            WHERE table_schema = database() AND table_name = %s"""
         return sql, [table_name("outbox_event")]
 
     def is_lock_wait(self, error: BaseException) -> bool:
@@ -57,12 +55,8 @@ class MySQLServer(Upkeep, Inspection):
         return error.args[:1] == (NO_SUCH_TABLE,)
 
     def failing_isolation(self) -> str | None:
-        found: dict[str, str] = dict(
-            self._rows(
-                "SHOW VARIABLES WHERE variable_name IN "
-                "('transaction_isolation', 'tx_isolation', 'innodb_snapshot_isolation')"
-            )
-        )
+        levels = "transaction_isolation", "tx_isolation"
+        found = self.variables(*levels, "innodb_snapshot_isolation")
         if found.pop("innodb_snapshot_isolation", "OFF") == "OFF":  # MariaDB's default before 11.6
             return None
         level = str(next(iter(found.values()))).replace("-", " ")
@@ -88,13 +82,9 @@ class MySQLServer(Upkeep, Inspection):
         [found] = self._rows("SELECT @@character_set_client, @@character_set_connection")
         return next((each for each in found if each not in WHOLE), None)
 
-    def logs_statements(self) -> bool:
-        return dict(
-            self._rows("SHOW VARIABLES WHERE variable_name IN ('log_bin', 'binlog_format')")
-        ) == {"log_bin": "ON", "binlog_format": "STATEMENT"}
-
-    def largest_statement(self) -> int | None:
-        return int(self._rows("SELECT @@max_allowed_packet")[0][0])
+    def variables(self, *names: str) -> dict[str, str]:
+        sql = f"SHOW VARIABLES WHERE variable_name IN ({marks(names)})"
+        return dict(self._rows(sql, names))
 
     def prepare_engine(self, settings: dict[str, Any], *, lock_wait: float) -> None:
         # At REPEATABLE READ, gap locks of claims made 13 % of business transactions deadlock.
@@ -107,9 +97,8 @@ class MySQLServer(Upkeep, Inspection):
         # limit, and reads this as a comment.
         idle = f"/*M!100300 , SESSION idle_transaction_timeout = {IDLE} */"
         wait = f"SET SESSION innodb_lock_wait_timeout = {max(round(lock_wait), 1)} {idle}"
-        options["init_command"] = "; ".join(
-            filter(None, [options.get("init_command"), strict, wait])
-        )
+        begin = [options.get("init_command"), strict, wait]
+        options["init_command"] = "; ".join(filter(None, begin))
         settings["OPTIONS"] = options
 
     # -- inspection --------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ from itertools import chain
 from typing import Any, ClassVar
 from weakref import WeakSet
 
-from django.db import transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..conf import CENTURY
@@ -179,17 +178,14 @@ class PostgreSQL(PostgreSQLServer, Dialect):
     @contextmanager
     def read_committed(self) -> Iterator[None]:
         outermost = not self.connection.in_atomic_block
-        with transaction.atomic(using=self.connection.alias):
+        with super().read_committed():
             if outermost and self.connection.connection not in self._read_committed:
-                self._make_read_committed()
+                # Before the transaction reads. Connections that begin with the level are known.
+                if self._rows("SHOW transaction_isolation")[0][0] == "read committed":
+                    self._read_committed.add(self.connection.connection)
+                else:
+                    self._run("SET TRANSACTION ISOLATION LEVEL READ COMMITTED", [])
             yield
-
-    def _make_read_committed(self) -> None:
-        """Set the level before the transaction reads; remember connections that begin with it."""
-        if self._rows("SHOW transaction_isolation")[0][0] == "read committed":
-            self._read_committed.add(self.connection.connection)
-        else:
-            self._run("SET TRANSACTION ISOLATION LEVEL READ COMMITTED", [])
 
     def _places(self, rows: Sequence[Written]) -> tuple[SQL, list[SQL]]:
         """Number a single event in the statement that inserts it."""

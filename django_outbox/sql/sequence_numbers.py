@@ -36,10 +36,7 @@ class SequenceNumbers(Statements):
 
         A new stream starts at the clock, so that a key's numbers never go back after a purge.
         """
-        last: dict[str, int] = {}
-        for some in _parts(places):
-            last.update(self._number(some))
-        return last
+        return {name: seq for some in _parts(places) for name, seq in self._number(some).items()}
 
     def touch(self, places: Places) -> None:
         """Give streams that get events a new version, and make them due."""

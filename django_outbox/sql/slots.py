@@ -48,13 +48,11 @@ class Slots(StreamLeases, Inspection):
         those of the row that it replaces.
         """
         one_of, given = self._one_of(ids)
-        changes = f"""rescues = CASE WHEN rescues < %s THEN %s ELSE rescues END,
+        update = f"""rescues = CASE WHEN rescues < %s THEN %s ELSE rescues END,
             locked_by = %s, locked_at = %s, available_at = {self.now_plus}"""
-        self._update_unlocked(
-            "outbox_event",
-            changes=(changes, [rescues, rescues, me, instant(locked_at, self.connection), lease]),
-            where=(f"{one_of} AND status IN (0, 2) AND {FREE}", given),
-        )
+        changes = update, [rescues, rescues, me, instant(locked_at, self.connection), lease]
+        where = f"{one_of} AND status IN (0, 2) AND {FREE}", given
+        self._update_unlocked("outbox_event", changes=changes, where=where)
         mine, params = self._held(me, dict.fromkeys(ids, locked_at))
         sql = f"SELECT {self._columns(FULL)} FROM {self._event_by_id} WHERE {mine}"
         return self._rows(sql, params)
@@ -64,14 +62,12 @@ class Slots(StreamLeases, Inspection):
 
         Locked rows stay as they are.
         """
-        ended = f"""status = 1, done_at = {self.now}, available_at = NULL, result = %s,
+        update = f"""status = 1, done_at = {self.now}, available_at = NULL, result = %s,
             locked_by = NULL, locked_at = NULL"""
         mine = f"status IN (0, 2) AND ({FREE} OR (locked_by = %s AND locked_at = %s))"
-        count, owner = 0, [me, instant(locked_at, self.connection)]
+        count, owner, ended = 0, [me, instant(locked_at, self.connection)], (update, [COALESCED])
         for some in in_parts(ids, MOST_ROWS):
             one_of, given = self._one_of(some)
             where = f"{one_of} AND {mine}", [*given, *owner]
-            count += self._update_unlocked(
-                "outbox_event", changes=(ended, [COALESCED]), where=where
-            )
+            count += self._update_unlocked("outbox_event", changes=ended, where=where)
         return count

@@ -15,6 +15,7 @@ from .statements import TOGETHER
 from .values import (
     KEYED,
     SQL,
+    STREAMS,
     Column,
     EachUpdate,
     Leases,
@@ -106,8 +107,7 @@ class StreamLeases(EventLeases):
 
     def renew_streams(self, *, me: str, leases: Leases, lease: float) -> tuple[set[str], set[str]]:
         """Renew ``me``'s leases of these streams for ``lease`` seconds; return (renewed, held)."""
-        due = "due_at"
-        return self._renew("outbox_stream", due=due, me=me, leases=leases, lease=lease)
+        return self._renew(STREAMS, me=me, leases=leases, lease=lease)
 
     def release_streams(self, *, me: str, streams: Sequence[Release]) -> set[str]:
         """Release streams whose version and lease are those that were read; return their names.
@@ -156,11 +156,9 @@ class StreamLeases(EventLeases):
         They are due ``after`` seconds from now; with None, when their leases would have ended.
         """
         due, seconds = ("", []) if after is None else (f"due_at = {self.now_plus}, ", [after])
-        return self._update_unlocked(
-            "outbox_stream",
-            changes=(f"{due}locked_by = NULL, locked_at = {self.now}", [*seconds]),
-            where=self._leased("outbox_stream", me, leases),
-        )
+        free: SQL = (f"{due}locked_by = NULL, locked_at = {self.now}", [*seconds])
+        mine = self._leased("outbox_stream", me, leases)
+        return self._update_unlocked("outbox_stream", changes=free, where=mine)
 
     @property
     def _events_in_order(self) -> str:

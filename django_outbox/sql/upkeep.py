@@ -34,13 +34,11 @@ class Upkeep(EventLeases, Inserting):
 
     def pauses(self, *, lock: str = "") -> dict[tuple[str, str], PauseTimes]:
         """Return the kind and name of every pause, and when it ends."""
-        rows = self._rows(
-            f"""SELECT kind, name, {self._in_utc(self.now)}, {self._in_utc("until")}, pause_seconds
-            FROM {self._table("outbox_pause")}{lock}"""
-        )
+        times = f"{self._in_utc(self.now)}, {self._in_utc('until')}, pause_seconds"
+        sql = f"SELECT kind, name, {times} FROM {self._table('outbox_pause')}{lock}"
         return {
             (kind, name): PauseTimes(seconds_between(now, until), length or 0.0)
-            for kind, name, now, until, length in rows
+            for kind, name, now, until, length in self._rows(sql)
         }
 
     def due_first(self, *, limit: int, since: Mapping[str, DueRow | None]) -> list[DueRow]:
@@ -80,14 +78,13 @@ class Upkeep(EventLeases, Inserting):
             one_of, given = self._one_of(ids)
             since = f"COALESCE(locked_at, {self.now})"
             later = f"available_at = {self.now_plus}, locked_by = NULL, locked_at = {since}"
+            changes = later, [POSTPONED_FOR]
             # A row that was claimed meanwhile is due later.
-            still_due = [*given, to_database(newest, self.connection)]
-            count = self._update_unlocked(
-                "outbox_event",
-                changes=(later, [POSTPONED_FOR]),
-                where=(f"{one_of} AND available_at <= %s", still_due),
+            where = (
+                f"{one_of} AND available_at <= %s",
+                [*given, to_database(newest, self.connection)],
             )
-            return count, found
+            return self._update_unlocked("outbox_event", changes=changes, where=where), found
 
     def resume(self, *, ids: Sequence[str]) -> int:
         """Make postponed rows due now, as if for the first time; return how many."""
@@ -176,18 +173,13 @@ class Upkeep(EventLeases, Inserting):
         """Return the connection's charset if it does not have every character."""
         return None
 
-    def logs_statements(self) -> bool:
-        """Return whether the server logs statements for its replicas, instead of rows."""
-        return False
-
-    def largest_statement(self) -> int | None:
-        """Return the most bytes of a statement before the server disconnects; None if no limit."""
-        return None
+    def variables(self, *names: str) -> dict[str, str]:
+        """Return settings of a MySQL server by name; none of a server that has no such settings."""
+        return {}
 
     def estimated_rows(self) -> int:
         """Return the approximate number of events by the database's statistics; 0: unknown."""
-        sql, params = self._estimate()
-        return max([int(row[0] or 0) for row in self._rows(sql, params)], default=0)
+        return max([int(row[0] or 0) for row in self._rows(*self._estimate())], default=0)
 
     @abstractmethod
     def _estimate(self) -> tuple[str, list[Any]]:

@@ -284,10 +284,8 @@ def claimed(
         first = {row[queue]: row for row in reversed(seen)}
     found = {}
     for name, row in first.items():
-        since, now = stored_instant(row[-3]), stored_instant(row[-1])
-        assert since is not None and now is not None
         more = name in cut or counts[name] >= limits.get(name, 0)
-        found[name] = Found(more, (now - since).total_seconds())
+        found[name] = Found(more, seconds_between(row[-3], row[-1]) or 0.0)
     return Claimed(rows, found)
 
 

@@ -808,57 +808,57 @@ SET status = 1, done_at = UTC_TIMESTAMP(6), available_at = NULL, result = %s, lo
 
 -- find suspects
 
-SELECT 'outbox_event', MAX(queue)
-FROM
-  (SELECT queue, rescues, locked_by
-   FROM `outbox_event`
-   FORCE INDEX (outbox_event_queue_cdb4ee2a)
-   WHERE queue = %s
-     AND available_at <= UTC_TIMESTAMP(6)
-   ORDER BY available_at, id
-   LIMIT %s) due
-WHERE (rescues > 1
-       OR (rescues = 1
-           AND locked_by <> %s))
+(SELECT 'outbox_event', MAX(queue)
+   FROM
+     (SELECT queue, rescues, locked_by
+      FROM `outbox_event`
+      FORCE INDEX (outbox_event_queue_cdb4ee2a)
+      WHERE queue = %s
+        AND available_at <= UTC_TIMESTAMP(6)
+      ORDER BY available_at, id
+      LIMIT %s) due
+   WHERE (rescues > 1
+          OR (rescues = 1
+              AND locked_by <> %s)))
 UNION ALL
-SELECT 'outbox_event', MAX(queue)
-FROM
-  (SELECT queue, rescues, locked_by
-   FROM `outbox_event`
-   FORCE INDEX (outbox_event_queue_cdb4ee2a)
-   WHERE queue = %s
-     AND available_at <= UTC_TIMESTAMP(6)
-   ORDER BY available_at, id
-   LIMIT %s) due
-WHERE (rescues > 1
-       OR (rescues = 1
-           AND locked_by <> %s))
+  (SELECT 'outbox_event', MAX(queue)
+   FROM
+     (SELECT queue, rescues, locked_by
+      FROM `outbox_event`
+      FORCE INDEX (outbox_event_queue_cdb4ee2a)
+      WHERE queue = %s
+        AND available_at <= UTC_TIMESTAMP(6)
+      ORDER BY available_at, id
+      LIMIT %s) due
+   WHERE (rescues > 1
+          OR (rescues = 1
+              AND locked_by <> %s)))
 UNION ALL
-SELECT 'outbox_stream', MAX(queue)
-FROM
-  (SELECT queue, rescues, locked_by
-   FROM `outbox_stream`
-   FORCE INDEX (outbox_stream_queue_cdb4ee2a)
-   WHERE queue = %s
-     AND due_at <= UTC_TIMESTAMP(6)
-   ORDER BY due_at
-   LIMIT %s) due
-WHERE (rescues > 1
-       OR (rescues = 1
-           AND locked_by <> %s))
+  (SELECT 'outbox_stream', MAX(queue)
+   FROM
+     (SELECT queue, rescues, locked_by
+      FROM `outbox_stream`
+      FORCE INDEX (outbox_stream_queue_cdb4ee2a)
+      WHERE queue = %s
+        AND due_at <= UTC_TIMESTAMP(6)
+      ORDER BY due_at
+      LIMIT %s) due
+   WHERE (rescues > 1
+          OR (rescues = 1
+              AND locked_by <> %s)))
 UNION ALL
-SELECT 'outbox_stream', MAX(queue)
-FROM
-  (SELECT queue, rescues, locked_by
-   FROM `outbox_stream`
-   FORCE INDEX (outbox_stream_queue_cdb4ee2a)
-   WHERE queue = %s
-     AND due_at <= UTC_TIMESTAMP(6)
-   ORDER BY due_at
-   LIMIT %s) due
-WHERE (rescues > 1
-       OR (rescues = 1
-           AND locked_by <> %s));
+  (SELECT 'outbox_stream', MAX(queue)
+   FROM
+     (SELECT queue, rescues, locked_by
+      FROM `outbox_stream`
+      FORCE INDEX (outbox_stream_queue_cdb4ee2a)
+      WHERE queue = %s
+        AND due_at <= UTC_TIMESTAMP(6)
+      ORDER BY due_at
+      LIMIT %s) due
+   WHERE (rescues > 1
+          OR (rescues = 1
+              AND locked_by <> %s)));
 
 -- when is the next due
 

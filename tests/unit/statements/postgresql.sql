@@ -738,57 +738,57 @@ WHERE e.id = unlocked.id;
 
 -- find suspects
 
-SELECT 'outbox_event', MAX(queue)
-FROM
-  (SELECT queue, rescues, locked_by
-   FROM "outbox_event"
-   WHERE (queue, available_at) >= (%s, '-infinity')
-     AND (queue, available_at) <= (%s, statement_timestamp())
-     AND available_at IS NOT NULL
-   ORDER BY queue, available_at, id
-   LIMIT %s) due
-WHERE (rescues > 1
-       OR (rescues = 1
-           AND locked_by <> %s))
+(SELECT 'outbox_event', MAX(queue)
+   FROM
+     (SELECT queue, rescues, locked_by
+      FROM "outbox_event"
+      WHERE (queue, available_at) >= (%s, '-infinity')
+        AND (queue, available_at) <= (%s, statement_timestamp())
+        AND available_at IS NOT NULL
+      ORDER BY queue, available_at, id
+      LIMIT %s) due
+   WHERE (rescues > 1
+          OR (rescues = 1
+              AND locked_by <> %s)))
 UNION ALL
-SELECT 'outbox_event', MAX(queue)
-FROM
-  (SELECT queue, rescues, locked_by
-   FROM "outbox_event"
-   WHERE (queue, available_at) >= (%s, '-infinity')
-     AND (queue, available_at) <= (%s, statement_timestamp())
-     AND available_at IS NOT NULL
-   ORDER BY queue, available_at, id
-   LIMIT %s) due
-WHERE (rescues > 1
-       OR (rescues = 1
-           AND locked_by <> %s))
+  (SELECT 'outbox_event', MAX(queue)
+   FROM
+     (SELECT queue, rescues, locked_by
+      FROM "outbox_event"
+      WHERE (queue, available_at) >= (%s, '-infinity')
+        AND (queue, available_at) <= (%s, statement_timestamp())
+        AND available_at IS NOT NULL
+      ORDER BY queue, available_at, id
+      LIMIT %s) due
+   WHERE (rescues > 1
+          OR (rescues = 1
+              AND locked_by <> %s)))
 UNION ALL
-SELECT 'outbox_stream', MAX(queue)
-FROM
-  (SELECT queue, rescues, locked_by
-   FROM "outbox_stream"
-   WHERE (queue, due_at) >= (%s, '-infinity')
-     AND (queue, due_at) <= (%s, statement_timestamp())
-     AND due_at IS NOT NULL
-   ORDER BY queue, due_at
-   LIMIT %s) due
-WHERE (rescues > 1
-       OR (rescues = 1
-           AND locked_by <> %s))
+  (SELECT 'outbox_stream', MAX(queue)
+   FROM
+     (SELECT queue, rescues, locked_by
+      FROM "outbox_stream"
+      WHERE (queue, due_at) >= (%s, '-infinity')
+        AND (queue, due_at) <= (%s, statement_timestamp())
+        AND due_at IS NOT NULL
+      ORDER BY queue, due_at
+      LIMIT %s) due
+   WHERE (rescues > 1
+          OR (rescues = 1
+              AND locked_by <> %s)))
 UNION ALL
-SELECT 'outbox_stream', MAX(queue)
-FROM
-  (SELECT queue, rescues, locked_by
-   FROM "outbox_stream"
-   WHERE (queue, due_at) >= (%s, '-infinity')
-     AND (queue, due_at) <= (%s, statement_timestamp())
-     AND due_at IS NOT NULL
-   ORDER BY queue, due_at
-   LIMIT %s) due
-WHERE (rescues > 1
-       OR (rescues = 1
-           AND locked_by <> %s));
+  (SELECT 'outbox_stream', MAX(queue)
+   FROM
+     (SELECT queue, rescues, locked_by
+      FROM "outbox_stream"
+      WHERE (queue, due_at) >= (%s, '-infinity')
+        AND (queue, due_at) <= (%s, statement_timestamp())
+        AND due_at IS NOT NULL
+      ORDER BY queue, due_at
+      LIMIT %s) due
+   WHERE (rescues > 1
+          OR (rescues = 1
+              AND locked_by <> %s)));
 
 -- when is the next due
 

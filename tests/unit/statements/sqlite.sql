@@ -740,53 +740,61 @@ WHERE id IN (%s, %s)
 
 -- find suspects
 
-SELECT 'outbox_event', MAX(queue)
+SELECT *
 FROM
-  (SELECT queue, rescues, locked_by
-   FROM "outbox_event"
-   WHERE queue = %s
-     AND available_at <= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')
-   ORDER BY queue, available_at, id
-   LIMIT %s) due
-WHERE (rescues > 1
-       OR (rescues = 1
-           AND locked_by <> %s))
+  (SELECT 'outbox_event', MAX(queue)
+   FROM
+     (SELECT queue, rescues, locked_by
+      FROM "outbox_event"
+      WHERE queue = %s
+        AND available_at <= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')
+      ORDER BY queue, available_at, id
+      LIMIT %s) due
+   WHERE (rescues > 1
+          OR (rescues = 1
+              AND locked_by <> %s)))
 UNION ALL
-SELECT 'outbox_event', MAX(queue)
+SELECT *
 FROM
-  (SELECT queue, rescues, locked_by
-   FROM "outbox_event"
-   WHERE queue = %s
-     AND available_at <= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')
-   ORDER BY queue, available_at, id
-   LIMIT %s) due
-WHERE (rescues > 1
-       OR (rescues = 1
-           AND locked_by <> %s))
+  (SELECT 'outbox_event', MAX(queue)
+   FROM
+     (SELECT queue, rescues, locked_by
+      FROM "outbox_event"
+      WHERE queue = %s
+        AND available_at <= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')
+      ORDER BY queue, available_at, id
+      LIMIT %s) due
+   WHERE (rescues > 1
+          OR (rescues = 1
+              AND locked_by <> %s)))
 UNION ALL
-SELECT 'outbox_stream', MAX(queue)
+SELECT *
 FROM
-  (SELECT queue, rescues, locked_by
-   FROM "outbox_stream"
-   WHERE queue = %s
-     AND due_at <= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')
-   ORDER BY queue, due_at
-   LIMIT %s) due
-WHERE (rescues > 1
-       OR (rescues = 1
-           AND locked_by <> %s))
+  (SELECT 'outbox_stream', MAX(queue)
+   FROM
+     (SELECT queue, rescues, locked_by
+      FROM "outbox_stream"
+      WHERE queue = %s
+        AND due_at <= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')
+      ORDER BY queue, due_at
+      LIMIT %s) due
+   WHERE (rescues > 1
+          OR (rescues = 1
+              AND locked_by <> %s)))
 UNION ALL
-SELECT 'outbox_stream', MAX(queue)
+SELECT *
 FROM
-  (SELECT queue, rescues, locked_by
-   FROM "outbox_stream"
-   WHERE queue = %s
-     AND due_at <= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')
-   ORDER BY queue, due_at
-   LIMIT %s) due
-WHERE (rescues > 1
-       OR (rescues = 1
-           AND locked_by <> %s));
+  (SELECT 'outbox_stream', MAX(queue)
+   FROM
+     (SELECT queue, rescues, locked_by
+      FROM "outbox_stream"
+      WHERE queue = %s
+        AND due_at <= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')
+      ORDER BY queue, due_at
+      LIMIT %s) due
+   WHERE (rescues > 1
+          OR (rescues = 1
+              AND locked_by <> %s)));
 
 -- when is the next due
 
