@@ -66,10 +66,6 @@ class KnownPauses:
             self.pauses, self.closed = pauses, closed_queues(pauses)
             self._pauses_rows = any(kind not in CLOSING_KINDS for kind, _ in pauses)
 
-    def next_probe(self) -> float:
-        """Return when (monotonic) the first open breaker may be probed; inf: none is open."""
-        return min((at for at, _ in self.breakers.values()), default=inf)
-
     def is_paused_row(self, row: DueRow) -> bool:
         """Return whether a row is paused that has no key."""
         return is_paused(self.pauses, row.event_type, row.listener, None)
