@@ -40,8 +40,8 @@ SURVIVORS = (
         edits=[
             (
                 "worker/event_claims.py",
-                "                deadline=deadline,\n                me=self._me,",
-                "                deadline=self._held.deadline(now),\n                me=self._me,",
+                "claim.columns, deadline=deadline, me",
+                "claim.columns, deadline=self._held.deadline(now), me",
             )
         ],
         test=f"{DEADLINES}[claim_event-too late]",
@@ -51,17 +51,17 @@ SURVIVORS = (
         edits=[
             (
                 "worker/stream_claims.py",
-                "Stream(name, deadline, locked_at, rescues, lost,",
-                "Stream(name, self._held.deadline(monotonic()), locked_at, rescues, lost,",
+                "            deadline=deadline,\n            rescues",
+                "            deadline=self._held.deadline(monotonic()),\n            rescues",
             )
         ],
         test=f"{DEADLINES}[claim_stream-too late]",
     ),
     Survivor(
-        name="a renewed event's deadline that counts from the statement's end",
+        name="a renewed deadline that counts from the statement's end",
         edits=[
             (
-                "worker/leases.py",
+                "worker/releases.py",
                 "if each.id in renewed], deadline)",
                 "if each.id in renewed], self._held.deadline(monotonic()))",
             )
@@ -69,52 +69,23 @@ SURVIVORS = (
         test=f"{DEADLINES}[renew_event-too late]",
     ),
     Survivor(
-        name="a renewed stream's deadline that counts from the statement's end",
+        name="a known deadline that counts from the claim's end",
         edits=[
             (
-                "worker/streams.py",
-                "self._set_deadline(some[key], deadline)",
-                "self._set_deadline(some[key], self._held.deadline(monotonic()))",
-            )
-        ],
-        test=f"{DEADLINES}[renew_stream-too late]",
-    ),
-    Survivor(
-        name="a deadline of a known event that counts from the claim's end",
-        edits=[
-            (
-                "worker/queues.py",
-                "known.deadline, known.locked_at = lease.deadline, lease.locked_at",
-                "known.deadline, known.locked_at = self.deadline(monotonic()), lease.locked_at",
+                "worker/held.py",
+                "known.deadline, known.locked_at = run.deadline, run.locked_at",
+                "known.deadline, known.locked_at = self.deadline(monotonic()), run.locked_at",
             )
         ],
         test=f"{DEADLINES}[claim_known_event-too late]",
     ),
     Survivor(
-        name="a known event that goes on by its older lease",
+        name="a known run that goes on by its older lease",
         edits=[
             (
-                "worker/queues.py",
-                "known.deadline, known.locked_at = lease.deadline, lease.locked_at",
-                "known.deadline = lease.deadline",
-            )
-        ],
-        test=f"{RENEWED}[event]",
-    ),
-    Survivor(
-        name="a known stream that goes on by its older lease",
-        edits=[
-            ("worker/streams.py", "                    known.locked_at = stream.locked_at\n", "")
-        ],
-        test=f"{RENEWED}[stream]",
-    ),
-    Survivor(
-        name="events of a known stream that go on by its older lease",
-        edits=[
-            (
-                "worker/streams.py",
-                "                        lease.locked_at = stream.locked_at\n",
-                "                        pass\n",
+                "worker/held.py",
+                "known.deadline, known.locked_at = run.deadline, run.locked_at",
+                "known.deadline = run.deadline",
             )
         ],
         test=f"{RENEWED}[stream]",
@@ -292,7 +263,7 @@ SURVIVORS = (
         name="a later event of a key that starts without an earlier one",
         edits=[
             (
-                "worker/queues.py",
+                "worker/held.py",
                 "if lease.stream in held_up or self._start(lease, now):",
                 "if self._start(lease, now):",
             )
@@ -314,7 +285,19 @@ SURVIVORS = (
     ),
     Survivor(
         name="a batch that takes an event behind one that is not the last",
-        edits=[("worker/stream.py", " or stream.handed_out[-1:] != [lease]", "")],
+        edits=[
+            (
+                "worker/runs.py",
+                (
+                    " or run.out[-1:] != [lease]:\n                return None\n"
+                    "            follower = run.waiting[0]\n            if"
+                ),
+                (
+                    ":\n                return None\n"
+                    "            follower = run.waiting[0]\n            if"
+                ),
+            )
+        ],
         test="tests/unit/test_start_order.py::test_a_batch_takes_them_one_behind_the_other",
     ),
     Survivor(
@@ -415,9 +398,7 @@ SURVIVORS = (
     ),
     Survivor(
         name="a renewal that counts every lease it still finds",
-        edits=[
-            ("sql/statements.py", "timedelta(seconds=lease - 0.01)", "timedelta(seconds=-lease)")
-        ],
+        edits=[("sql/claim.py", "timedelta(seconds=lease - 0.01)", "timedelta(seconds=-lease)")],
         test="tests/conformance/test_stream_leases.py"
         "::test_a_locked_stream_is_not_renewed_because_a_renewed_one_was_released_meanwhile",
         database="postgres",

@@ -15,6 +15,7 @@ from django.db.models import F, Model
 from django.db.models.functions import Coalesce
 
 import django_outbox as outbox
+from django_outbox.delivery.lease import Lease, lease_from_row, row_run
 from django_outbox.events import least_id, new_id, stream_of
 from django_outbox.listeners import registry
 from django_outbox.listeners.error_texts import normalised
@@ -33,6 +34,7 @@ from django_outbox.sql.values import (
     Claimed,
     Ending,
     Release,
+    Row,
     Unclaimed,
 )
 from django_outbox.worker.purger import Purger
@@ -290,6 +292,13 @@ def due_claim(
     if branches is None:
         branches = [Branch(queue, limit, since, most_bytes)] * (more.get("ids") is None)
     return Claim(me=me, lease=lease, branches=branches, **more)
+
+
+def events_of(rows: Iterable[Row], me: str = "me") -> list[Lease]:
+    """Return the events of claimed rows, each leased for long."""
+    runs = [row_run(each, FULL, deadline=1e12, me=me) for each in rows]
+    pairs = zip(rows, runs, strict=True)
+    return [lease_from_row(each, FULL, run=run, me=me) for each, run in pairs]
 
 
 def claimed(me: str = "me", **more: Any) -> Claimed:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import time
 from contextvars import copy_context
 from datetime import timedelta
 from typing import Any
@@ -15,13 +14,13 @@ from django.db import connection
 import django_outbox as outbox
 from django_outbox.delivery.deliver import adeliver, deliver, is_async
 from django_outbox.delivery.interceptors import drain_ending_errors
-from django_outbox.delivery.lease import Lease, lease_from_row
+from django_outbox.delivery.lease import Lease
 from django_outbox.listeners.outcomes import DONE, Decision, Status
 from django_outbox.models import OutboxEvent
 from django_outbox.sql import dialect_of
-from django_outbox.sql.values import FULL, Branch, Claim
+from django_outbox.sql.values import Branch, Claim
 from django_outbox.worker import routing
-from tests.table import PLACED, endings, insert, listening, now, row, write
+from tests.table import PLACED, endings, events_of, insert, listening, now, row, write
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db
@@ -30,9 +29,7 @@ pytestmark = pytest.mark.django_db
 def leases(limit: int = 100) -> list[Lease]:
     """Claim what is due, and route it."""
     claim = Claim(me="me", lease=30, branches=[Branch("default", limit)])
-    deadline = time.monotonic() + 24
-    rows = dialect_of(connection).claim(claim).rows
-    found = [lease_from_row(each, FULL, deadline=deadline, me="me") for each in rows]
+    found = events_of(dialect_of(connection).claim(claim).rows)
     routing.complete(connection, found)
     return found
 

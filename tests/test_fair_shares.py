@@ -16,14 +16,16 @@ import django_outbox as outbox
 from django_outbox import hooks
 from django_outbox.clocks import monotonic
 from django_outbox.conf import Settings
-from django_outbox.delivery.lease import Lease, lease_from_row
+from django_outbox.delivery.lease import Lease, Run, lease_from_row, row_run
 from django_outbox.events import Event
 from django_outbox.models import OutboxEvent, OutboxStream
 from django_outbox.sql import dialect_of
-from django_outbox.sql.values import FULL, Branch, Claim
+from django_outbox.sql.values import EVENTS, FULL, Branch, Claim
+from django_outbox.worker.held import Held
 from django_outbox.worker.prefetch import BUSY_AFTER, SHRINK_ABOVE, Prefetch
-from django_outbox.worker.queues import Held, Offer, Offers
+from django_outbox.worker.queues import Offer, Offers
 from django_outbox.worker.ready import Ready
+from django_outbox.worker.releases import Releases
 from django_outbox.worker.shedding import Shedding
 from django_outbox.worker.wakeup import Wakeup
 from tests.fleet import wait_until
@@ -157,10 +159,11 @@ def test_no_thread_starts_what_is_just_being_put_back(monkeypatch: pytest.Monkey
     (event_id,) = insert(due=-9)
     found = dialect_of(connection).claim(Claim(me="me", lease=30, branches=[Branch("default", 1)]))
     (leased_row,) = found.rows
-    waiting = lease_from_row(leased_row, FULL, deadline=monotonic() + 20, me="me")
+    run = row_run(leased_row, FULL, deadline=monotonic() + 20, me="me")
+    waiting = lease_from_row(leased_row, FULL, run=run, me="me")
     waiting.claimed_at -= 10
     held = Held(30)
-    held.add([waiting])
+    held.add_rows([waiting])
     drop, starts = held.drop, list[Future[bool]]()
 
     def meanwhile(leases: Iterable[Lease]) -> None:
@@ -170,8 +173,9 @@ def test_no_thread_starts_what_is_just_being_put_back(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(held, "drop", meanwhile)
     pool: Any = SimpleNamespace(name="default", rate=None)
-    streams: Any = SimpleNamespace(shed=lambda before, queue: False)
-    shedding = Shedding(me="me", held=held, pool=pool, streams=streams)
+    runs: Any = SimpleNamespace(take_ended=lambda now: [])
+    releases = Releases(alias="default", me="me", held=held, runs=runs, wakeup=Wakeup())
+    shedding = Shedding(held=held, pool=pool, releases=releases)
     assert shedding.release_late(connection, monotonic()) > 9
     assert starts[0].result(20) is False
     assert row(event_id).locked_by is None
@@ -242,10 +246,11 @@ def lease(event_id: str, size: int, **given: Any) -> Lease:
         event_type="x",
         aggregate_type="y",
         owner="me",
-        locked_at=None,
+        run=Run(
+            table=EVENTS, id=event_id, queue="default", locked_at=None, deadline=monotonic() + 10
+        ),
         rescued=False,
         rescues=0,
-        deadline=monotonic() + 10,
         payload_bytes=size,
         **given,
     )
@@ -256,7 +261,7 @@ def test_a_busy_thread_is_told_from_an_idle_one() -> None:
     prefetch = prefetch_of(Settings(), held := Held(30), ready)
     held.load("default").last_start = monotonic() - 2 * BUSY_AFTER
     assert not prefetch.is_busy(monotonic())  # nothing is in flight
-    held.add([lease("a", 10)])
+    held.add_rows([lease("a", 10)])
     assert prefetch.is_busy(monotonic())
     taker = in_thread(lambda: ready.take(30))
     wait_until(lambda: ready.idle == 1, what="an idle thread")

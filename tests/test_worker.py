@@ -13,7 +13,7 @@ import django_outbox as outbox
 from django_outbox import signals
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent
-from django_outbox.worker.queues import Held
+from django_outbox.worker.held import Held
 from django_outbox.writing.hot_queue import hot_queues
 from tests.surroundings import gated, heard
 from tests.table import in_thread, insert, lease_ends_in, listening, row, statuses, steal, write
@@ -156,18 +156,18 @@ def test_what_is_due_again_before_its_lease_is_dropped_is_a_new_lease(
     """Otherwise dropping the old lease forgets the new one too, and the event waits for its end."""
     calls: list[str] = []
     claimed_again = threading.Event()
-    add, drop = Held.add, Held.drop
+    add, settled = Held.add, Held.settled
 
-    def note(held: Held, leases: Any) -> list[Any]:
-        found = add(held, leases := [*leases])
-        if leases and calls:
+    def note(held: Held, runs: Any) -> list[Any]:
+        found = add(held, runs := [*runs])
+        if runs and calls:
             claimed_again.set()
         return found
 
-    def late(held: Held, leases: Any) -> None:
-        if (leases := [*leases]) and len(calls) == 1:
-            claimed_again.wait(2)  # a keyed event's stream is read again only after the drop
-        drop(held, leases)
+    def late(held: Held, part: Any) -> None:
+        if len(calls) == 1:
+            claimed_again.wait(2)
+        settled(held, part)
 
     def fails_once(event: outbox.Event) -> None:
         calls.append(event.event_id)
@@ -175,7 +175,7 @@ def test_what_is_due_again_before_its_lease_is_dropped_is_a_new_lease(
             raise ConnectionError
 
     monkeypatch.setattr(Held, "add", note)
-    monkeypatch.setattr(Held, "drop", late)
+    monkeypatch.setattr(Held, "settled", late)
     with listening(fails_once, retry=outbox.Fixed(0)), outbox.Worker():
         write(key=key)
         wait_for_statuses(DONE=1)

@@ -1,4 +1,4 @@
-"""``Lease``: a claimed event, and what this process knows of its lease."""
+"""``Run``: what is leased at once; ``Lease``: an event of it, and what becomes of it here."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import lru_cache
+from math import inf
 from typing import Any
 
 import msgspec
@@ -17,7 +18,7 @@ from ..listeners.error_texts import normalised
 from ..listeners.history import Entry, first_line, with_entries
 from ..listeners.outcomes import DONE, LOST, Decision, Status
 from ..queue_settings import DEFAULT_QUEUE
-from ..sql.values import TAIL, Ending, LeaseKind
+from ..sql.values import EVENTS, TAIL, Ending, LeaseKind, Table
 from .timeouts import TimedCall
 
 # Columns that a hot event supplies, so that its claim need not read them; with its payload.
@@ -25,8 +26,42 @@ HOT = ("event_id", "event_type", "aggregate_type", "aggregate_id", "tenant_id", 
 HOT_COLUMNS = (*HOT, "headers", "payload")
 
 
+class Run(msgspec.Struct, kw_only=True, eq=False, gc=False):
+    """What a worker leases at once: a row, or a stream with its next events in order.
+
+    All that changes belongs to ``Held`` and ``Runs``, under one lock. The garbage collector skips
+    it: what drops a run empties its lists.
+    """
+
+    table: Table
+    id: str  # of the row, or of the stream: lane and key
+    queue: str  # in which it was claimed
+    locked_at: Any  # when it was leased, as the claim returned it
+    deadline: float  # monotonic; nothing of it is started later without a renewal
+    renewal: bool = False  # claimed again by the worker that had leased it before
+    out: list[Lease] = []  # handed out, and not settled
+    # Only of a stream:
+    waiting: list[Lease] = []  # behind those that are out
+    rescues: int = 0  # workers that were lost with it
+    lost_worker: str | None = None  # the last of them, until that has been reported
+    alone: int = 0  # events to run one by one, each settled before the next: it is a suspect
+    is_innocent: bool = False  # what was started of it has come to its end here
+    seq: int = 0  # its version when it was read
+    due: float = inf  # monotonic; when it is due after its release; inf: idle
+    read_at: float = inf  # monotonic; when it is to be read
+    pause: float = 0.0  # seconds until the next read if it cannot be released
+    interrupted: bool = False  # it is to be released before it has come to its end
+    is_left: bool = False  # its release lets other workers claim it first
+    next_queue: str | None = None  # in which it waits after its release; None: in the same one
+
+    @property
+    def unstarted(self) -> list[Lease]:
+        """Those of its events that are neither started nor decided."""
+        return [*(each for each in self.out if each.is_waiting), *self.waiting]
+
+
 class Lease(msgspec.Struct, kw_only=True, eq=False, gc=False):
-    """A claimed event, from its claim to its settle.
+    """An event that is leased, from its claim to its settle.
 
     Thousands wait or run at a time. The garbage collector skips them, and an event and its decoded
     payload exist only during its delivery: that saved a quarter of a drain.
@@ -39,18 +74,15 @@ class Lease(msgspec.Struct, kw_only=True, eq=False, gc=False):
     event_type: str
     aggregate_type: str
     owner: str  # the worker that leased it: this one
-    locked_at: Any  # when it was leased, as the claim returned it. Owner: Held
+    run: Run  # with which it is leased
     rescued: bool  # claimed from a lost worker
-    renewal: bool = False  # claimed again by the worker that had leased it before
     rescues: int  # this one included
     listener: str | None = None  # the title of its listener; None: it is not routed
     routes: str = ""  # digests of all listeners that the event was given to
     queue: str = DEFAULT_QUEUE  # whose threads deliver it
-    queue_in_row: str = DEFAULT_QUEUE  # as it is stored
     key: str | None = None
     stream: str | None = None  # lane and key; leased instead of the row
     slot: str | None = None  # in which the newest row runs
-    deadline: float  # monotonic; not to be started later without a renewal. Owner: Held
     claimed_at: float = msgspec.field(default_factory=monotonic)  # monotonic
     handed_out_at: float = 0.0  # monotonic; only of a stream's head; 0: not yet
     payload_bytes: int = 0  # of the payload's text; really characters, nearly all of them ASCII
@@ -81,6 +113,11 @@ class Lease(msgspec.Struct, kw_only=True, eq=False, gc=False):
     def named(self) -> tuple[str, str, str | None]:
         """Event id, event type and listener, as log lines name a delivery."""
         return self.event_id, self.event_type, self.listener
+
+    @property
+    def locked_at(self) -> Any:
+        """When it or its stream was leased, as the claim returned it."""
+        return self.run.locked_at
 
     @property
     def attempts(self) -> int:
@@ -124,7 +161,7 @@ class Lease(msgspec.Struct, kw_only=True, eq=False, gc=False):
         """
         if decision is DONE or decision is LOST or decision.cause or decision.history:
             return decision
-        if decision.delay is not None and self.queue != self.queue_in_row:
+        if decision.delay is not None and self.queue != self.run.queue:
             decision = replace(decision, queue=self.queue)
         found = self.failed_call
         if found is None and decision.status is Status.DEAD:  # no call was the reason
@@ -199,21 +236,33 @@ class Lease(msgspec.Struct, kw_only=True, eq=False, gc=False):
         return found
 
 
+def row_run(row: Sequence[Any], columns: tuple[str, ...], *, deadline: float, me: str) -> Run:
+    """Create the run of a claimed row."""
+    queue = row[columns.index("queue")]
+    return Run(
+        table=EVENTS,
+        id=row[0],
+        queue=queue,
+        locked_at=row[-1],
+        deadline=deadline,
+        renewal=row[-2] == me,
+    )
+
+
 def lease_from_row(
     row: Sequence[Any],
     columns: tuple[str, ...],
     *,
-    deadline: float,
+    run: Run,
     me: str,
     claimed_at: float | None = None,
     hot: Event | None = None,
-    locked_at: Any = None,
 ) -> Lease:
     """Create the lease of a row claimed now, or at ``claimed_at`` (monotonic).
 
-    A hot event supplies its payload itself. ``locked_at`` is when its stream was leased.
+    A hot event supplies its payload itself.
     """
-    previous_owner, locked_at = row[-2], locked_at or row[-1]
+    previous_owner = row[-2]
     if hot is not None:
         row = (*row, *[getattr(hot, name) for name in HOT], hot.headers, hot._payload_text, "hot")
     positions = _positions(columns, hot is not None)
@@ -226,18 +275,15 @@ def lease_from_row(
         event_type=row[positions["event_type"]],
         aggregate_type=row[positions["aggregate_type"]],
         owner=me,
-        locked_at=locked_at,
+        run=run,
         rescued=previous_owner is not None and previous_owner != me,
-        renewal=previous_owner == me,
         rescues=row[positions["rescues"]],
         listener=row[positions["listener"]],
         routes=row[positions["routes"]] or "",
-        queue_in_row=row[positions["queue"]],
         history=row[positions["history"]],
         key=row[positions["key"]] if "key" in positions else None,
         stream=place if "seq" in positions else None,
         slot=place if is_slot(place) else None,
-        deadline=deadline,
         claimed_at=monotonic() if claimed_at is None else claimed_at,
         payload_bytes=len(row[positions["payload"]]),
     )

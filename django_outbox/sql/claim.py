@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Sequence
+from datetime import timedelta
 
 from ..queue_settings import MAX_QUEUES
 from .statements import Statements
@@ -24,6 +25,7 @@ from .values import (
     instant,
     instants,
     seconds_between,
+    to_database,
 )
 
 # A claim counts the workers that were lost with a row or stream; the parameter is the claimer.
@@ -110,29 +112,48 @@ class EventLeases(Statements):
         """Return the end of a SELECT that locks its rows, without those that are locked."""
         return ""
 
-    def renew(self, *, me: str, leases: Leases, lease: float) -> tuple[set[str], set[str]]:
-        """Renew ``me``'s leases of rows for ``lease`` seconds; return (renewed, still held).
+    def renew(
+        self, *, me: str, leases: Leases, lease: float, table: Table = EVENTS
+    ) -> tuple[set[str], set[str]]:
+        """Renew ``me``'s leases for ``lease`` seconds; return (renewed, still held).
 
         Locked rows are skipped, because they are just being settled.
         """
-        return self._renew(EVENTS, me=me, leases=leases, lease=lease)
+        mine, params = self._leased(table.name, me, leases)
+        renewal: SQL = (f"{table.due} = {self.now_plus}", [lease])
+        taken = self._update_unlocked(table.name, changes=renewal, where=(mine, params))
+        if taken == len(leases):
+            return {*leases}, {*leases}
+        # Again, by a known clock: another thread may release what was renewed before it is read,
+        # so the latest of the due times that are left says nothing. SQLite rounds to milliseconds.
+        least = self.clock() + timedelta(seconds=lease - 0.01)
+        self._update_unlocked(table.name, changes=renewal, where=(mine, params))
+        sql = f"SELECT {table.key}, {table.due} >= %s FROM {self._table(table.name)} WHERE {mine}"
+        rows: dict[str, bool] = dict(
+            self._rows(sql, [to_database(least, self.connection), *params])
+        )
+        return {each for each, is_renewed in rows.items() if is_renewed}, {*rows}
 
-    def release(self, *, me: str, leases: Leases, after: float | None = 0.0) -> int:
+    def release(
+        self, *, me: str, leases: Leases, after: float | None = 0.0, table: Table = EVENTS
+    ) -> int:
         """Release leases without counting an attempt; return how many ``me`` held.
 
         The rows are due ``after`` seconds from now; with None, when their leases would have ended.
         Locked rows stay leased.
         """
-        due, seconds = ("", []) if after is None else (f"available_at = {self.now_plus}, ", [after])
-        free: SQL = (f"{due}locked_by = NULL, locked_at = NULL", [*seconds])
-        return self._update_unlocked("outbox_event", changes=free, where=self._held(me, leases))
+        due: SQL = ("", []) if after is None else (f"{table.due} = {self.now_plus}, ", [after])
+        leased_at = "NULL" if table is EVENTS else self.now  # since when a stream is idle
+        free: SQL = (f"{due[0]}locked_by = NULL, locked_at = {leased_at}", due[1])
+        where = self._leased(table.name, me, leases)
+        return self._update_unlocked(table.name, changes=free, where=where)
 
-    def unclaim(self, *, me: str, due: Sequence[Unclaimed]) -> int:
+    def unclaim(self, *, me: str, due: Sequence[Unclaimed]) -> set[str]:
         """Release leases, each due at its own time and in its queue, as before the claim.
 
-        Return how many ``me`` held. Locked rows stay leased.
+        Return those that ``me`` still has, because they are locked.
         """
-        count = 0
+        left: set[str] = set()
         for start in range(0, len(due), self.rows_at_once):
             some = due[start : start + self.rows_at_once]
             update = EachUpdate(
@@ -147,8 +168,11 @@ class EventLeases(Statements):
                 "locked_at = NULL",
                 where=self._fence(me, ("= v.locked_at", [])),
             )
-            count += self._run(*self._update_each_unlocked(update))
-        return count
+            if self._run(*self._update_each_unlocked(update)) < len(some):
+                mine, params = self._leased("outbox_event", me, {e.id: e.locked_at for e in some})
+                sql = f"SELECT id FROM {self._event} WHERE {mine}"
+                left |= {row[0] for row in self._rows(sql, params)}
+        return left
 
     def suspects(self, *, me: str, queues: Sequence[str], limit: int) -> list[tuple[Table, str]]:
         """Return where suspects are due: tables and queues, by the ``limit`` rows due first."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -183,21 +183,3 @@ class Statements(ABC):
     def _after(self, seconds: str) -> str:
         """Return SQL for the database's clock plus the seconds that this SQL says."""
         return self.now_plus.replace("%s", seconds)
-
-    def _renew(
-        self, table: Table, *, me: str, leases: Leases, lease: float
-    ) -> tuple[set[str], set[str]]:
-        """Renew leases of rows of a table; return (renewed, held)."""
-        mine, params = self._leased(table.name, me, leases)
-        renewal: SQL = (f"{table.due} = {self.now_plus}", [lease])
-        taken = self._update_unlocked(table.name, changes=renewal, where=(mine, params))
-        if taken == len(leases):
-            return {*leases}, {*leases}
-        # Again, by a known clock: another thread may release what was renewed before it is read,
-        # so the latest of the due times that are left says nothing. SQLite rounds to milliseconds.
-        least = self.clock() + timedelta(seconds=lease - 0.01)
-        self._update_unlocked(table.name, changes=renewal, where=(mine, params))
-        sql = f"SELECT {table.key}, {table.due} >= %s FROM {self._table(table.name)} WHERE {mine}"
-        given = [to_database(least, self.connection), *params]
-        rows: dict[str, bool] = dict(self._rows(sql, given))
-        return {each for each, is_renewed in rows.items() if is_renewed}, {*rows}

@@ -15,7 +15,6 @@ from .statements import TOGETHER
 from .values import (
     KEYED,
     SQL,
-    STREAMS,
     Column,
     EachUpdate,
     Leases,
@@ -105,10 +104,6 @@ class StreamLeases(EventLeases):
         mine, params = self._leased("outbox_stream", me, leases)
         return self._run(f"UPDATE {self._stream} SET rescues = %s WHERE {mine}", [rescues, *params])
 
-    def renew_streams(self, *, me: str, leases: Leases, lease: float) -> tuple[set[str], set[str]]:
-        """Renew ``me``'s leases of these streams for ``lease`` seconds; return (renewed, held)."""
-        return self._renew(STREAMS, me=me, leases=leases, lease=lease)
-
     def release_streams(self, *, me: str, streams: Sequence[Release]) -> set[str]:
         """Release streams whose version and lease are those that were read; return their names.
 
@@ -149,16 +144,6 @@ class StreamLeases(EventLeases):
         if taken == len(others):  # some may have a new owner already
             return {*others}
         return {key for key, owner in others.items() if owner is None}
-
-    def hand_back_streams(self, *, me: str, leases: Leases, after: float | None) -> int:
-        """Release streams whose events still run; return how many ``me`` held, if not locked.
-
-        They are due ``after`` seconds from now; with None, when their leases would have ended.
-        """
-        due, seconds = ("", []) if after is None else (f"due_at = {self.now_plus}, ", [after])
-        free: SQL = (f"{due}locked_by = NULL, locked_at = {self.now}", [*seconds])
-        mine = self._leased("outbox_stream", me, leases)
-        return self._update_unlocked("outbox_stream", changes=free, where=mine)
 
     @property
     def _events_in_order(self) -> str:

@@ -18,11 +18,11 @@ from ..delivery.timeouts import CallAbandoned, TimedCall
 from ..listeners.outcomes import DONE, Decision, Status
 from ..listeners.registry import Listener
 from .connection_cleanup import ConnectionCleanup
+from .held import Held
 from .pools import Pool, Pools
-from .queues import Held
 from .ready import Lane
+from .runs import Runs
 from .settle_log import log_failed
-from .streams import Streams
 
 Between = Callable[[Lease], bool]
 
@@ -45,11 +45,11 @@ class BatchDelivery:
         pool: Pool,
         pools: Pools,
         held: Held,
-        streams: Streams,
+        runs: Runs,
         is_stopping: Callable[[], bool],
     ) -> None:
         self._alias, self._pool, self._pools = alias, pool, pools
-        self._held, self._streams, self._is_stopping = held, streams, is_stopping
+        self._held, self._runs, self._is_stopping = held, runs, is_stopping
 
     def deliver(
         self, place: Place, lane: Lane, cleanup: ConnectionCleanup, between: Between
@@ -58,7 +58,7 @@ class BatchDelivery:
         if lane.is_awaited:
             self._pool.lane_to_loop(lane)
             return 0.0
-        place.batch = self._start(place, next_batch(lane, self._pool, self._streams))
+        place.batch = self._start(place, next_batch(lane, self._pool, self._runs))
         if not place.batch:
             return 0.0
         batch = None
@@ -136,7 +136,7 @@ class BatchDelivery:
         if any(decision.status is not Status.DONE for _, decision in batch.decided):
             cleanup.close_half_made()
         cleanup.after(batch.lead)
-        place.batch = settle_rest(batch, self._pools, self._streams, deferred_after_error())
+        place.batch = settle_rest(batch, self._pools, self._runs, deferred_after_error())
         self.fall_back(place, cleanup, between)
 
     def fall_back(self, place: Place, cleanup: ConnectionCleanup, between: Between) -> None:
@@ -159,16 +159,16 @@ class BatchDelivery:
             cleanup.after(lease)
 
 
-def next_batch(lane: Lane, pool: Pool, streams: Streams) -> list[Lease]:
+def next_batch(lane: Lane, pool: Pool, runs: Runs) -> list[Lease]:
     """Take the next batch from a lane."""
     most, most_bytes = 1 if pool.is_probing else lane.size, current().BATCH_BYTES
     heads = lane.take(most, most_bytes)
     pool.ready.put_back(lane)
-    return with_followers(lane.listener, heads, streams, most=most, most_bytes=most_bytes)
+    return with_followers(lane.listener, heads, runs, most=most, most_bytes=most_bytes)
 
 
 def with_followers(
-    listener: Listener, heads: list[Lease], streams: Streams, *, most: int, most_bytes: int
+    listener: Listener, heads: list[Lease], runs: Runs, *, most: int, most_bytes: int
 ) -> list[Lease]:
     """Return up to ``most`` events: ``heads``, and what ``per_key`` lets follow them.
 
@@ -189,7 +189,7 @@ def with_followers(
         found.append(lease)
         last, count = lease, 1
         while count < batching.per_key and room > 0 and room_in_bytes > 0 and fits(last):
-            follower = streams.follower_of(last, fits)
+            follower = runs.follower_of(last, fits)
             if follower is None:
                 break
             found.append(follower)
@@ -198,7 +198,7 @@ def with_followers(
     return found
 
 
-def settle_batch(batch: Batch, pools: Pools, streams: Streams) -> list[Lease]:
+def settle_batch(batch: Batch, pools: Pools, runs: Runs) -> list[Lease]:
     """Have the decisions of a batch settled; those of its fallbacks come later.
 
     Return the events to be settled.
@@ -206,11 +206,11 @@ def settle_batch(batch: Batch, pools: Pools, streams: Streams) -> list[Lease]:
     decided, batch.decided = batch.decided, []
     batch.gone.update(lease.id for lease, _ in decided)
     batch.gone.update(lease.id for lease in batch.to_repeat)
-    streams.wait_again(batch.to_repeat)  # first: once its stream goes on, an event is read anew
+    runs.wait_again(batch.to_repeat)  # first: once its stream goes on, an event is read anew
     batch.to_repeat = []
     last = {each.stream: each for each, _ in decided if each.stream is not None}
     ahead = [
-        streams.next(lease, decision)
+        runs.next(lease, decision)
         for lease, decision in decided
         if decision is DONE and lease.stream and last[lease.stream] is lease
     ]
@@ -222,7 +222,7 @@ def settle_batch(batch: Batch, pools: Pools, streams: Streams) -> list[Lease]:
     return [lease for lease, _ in decided]
 
 
-def settle_rest(batch: Batch, pools: Pools, streams: Streams, decision: Decision) -> list[Lease]:
+def settle_rest(batch: Batch, pools: Pools, runs: Runs, decision: Decision) -> list[Lease]:
     """Settle a batch whose delivery has ended; events that it left undecided get ``decision``."""
     batch.decided += [(lease, decision) for lease in batch.undecided()]
-    return settle_batch(batch, pools, streams)
+    return settle_batch(batch, pools, runs)

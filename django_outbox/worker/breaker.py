@@ -21,7 +21,7 @@ from ..listeners.registry import Listener
 from ..queue_settings import BreakerSettings
 from ..signals import announce, breaker_closed, breaker_opened
 from ..sql import dialect_of
-from .queues import Held
+from .held import Held
 from .wakeup import Wakeup
 
 logger = logging.getLogger("django_outbox")

@@ -9,12 +9,14 @@ from ..conf import Settings
 from ..delivery.lease import Lease
 from .closed_queues import ClosedQueues
 from .event_claims import EventClaims
+from .held import Held
 from .intake import Intake
 from .pauses import KnownPauses
 from .pools import Pools
-from .queues import Decisions, Held
+from .queues import Decisions
+from .releases import Releases
+from .runs import Runs
 from .stream_claims import StreamClaims
-from .streams import Streams
 
 
 class ClaimParts:
@@ -29,21 +31,22 @@ class ClaimParts:
         pools: Pools,
         held: Held,
         decisions: Decisions,
-        streams: Streams,
+        runs: Runs,
+        releases: Releases,
         known_pauses: KnownPauses,
     ) -> None:
         self.alias, self.me, self.settings = alias, me, settings
-        self.held, self._known_pauses = held, known_pauses
+        self.held, self._runs, self._known_pauses = held, runs, known_pauses
         most_bytes = max(settings.PREFETCH_BYTES // len(pools), 1)
         self._intakes = {
             pool.name: Intake(
-                pool, me=me, settings=settings, held=held, streams=streams, most_bytes=most_bytes
+                pool, settings=settings, held=held, releases=releases, most_bytes=most_bytes
             )
             for pool in pools
         }
-        self._make_claims(pools, decisions, streams)
+        self._make_claims(pools, decisions, releases)
 
-    def _make_claims(self, pools: Pools, decisions: Decisions, streams: Streams) -> None:
+    def _make_claims(self, pools: Pools, decisions: Decisions, releases: Releases) -> None:
         alias, me, settings, held = self.alias, self.me, self.settings, self.held
         known_pauses = self._known_pauses
         self._events = EventClaims(
@@ -63,7 +66,8 @@ class ClaimParts:
             held=held,
             pools=pools,
             decisions=decisions,
-            streams=streams,
+            runs=self._runs,
+            releases=releases,
             known_pauses=known_pauses,
             connect=lambda: self._connection,
             count=self._count,

@@ -14,14 +14,16 @@ from ..sql import dialect_of
 from ..sql.values import EVENTS, Branch, Claim, RescueState, Table
 from .claim_parts import ClaimParts
 from .event_claims import SMALL_CLAIM
+from .held import Held
 from .intake import Intake
 from .pauses import READ_INTERVAL, KnownPauses
 from .poll_times import PollTimes
 from .pools import Pools
 from .quarantine import Quarantine
-from .queues import Decisions, Held, Offer
+from .queues import Decisions, Offer
+from .releases import Releases
+from .runs import Runs
 from .shedding import SHED_INTERVAL
-from .streams import Streams
 from .throttle import ClaimThrottle, Throttle
 from .wakeup import Wakeup
 
@@ -45,7 +47,8 @@ class Claimer(ClaimParts):
         decisions: Decisions,
         may_claim: Callable[[], bool],
         settled: Callable[[], int],
-        streams: Streams,
+        runs: Runs,
+        releases: Releases,
         known_pauses: KnownPauses,
         wakeup: Wakeup,
         throttle: ClaimThrottle,
@@ -57,7 +60,8 @@ class Claimer(ClaimParts):
             pools=pools,
             held=held,
             decisions=decisions,
-            streams=streams,
+            runs=runs,
+            releases=releases,
             known_pauses=known_pauses,
         )
         hot, cold = settings.FAIRNESS
@@ -90,7 +94,7 @@ class Claimer(ClaimParts):
             return min(self.settings.POLL_INTERVAL, SHED_INTERVAL, self._next_event(now) - now)
         if self._wakeup.take_due(now):
             self._poll_all()
-        if self._streams.streams.next_read() <= now:
+        if self._runs.next_read() <= now:
             self._streams.read_again(now, sum(each.room for each in open_ones))
             return 0.0
         poll_at = max(min(each.poll_at for each in open_ones), self._throttle.next_poll())
@@ -119,7 +123,7 @@ class Claimer(ClaimParts):
 
     def _wait_until(self, open_ones: list[Intake], poll_at: float) -> float:
         """Return until when (monotonic) only a wakeup can bring work."""
-        until = min(self._streams.streams.next_read(), poll_at)
+        until = min(self._runs.next_read(), poll_at)
         if poll_at == min(each.poll_at for each in open_ones):  # or it is another worker's turn
             until = min(until, self._wakeup.next_poll())
         until = min(until, self._next_event(monotonic()))
@@ -175,7 +179,7 @@ class Claimer(ClaimParts):
         if finished:
             again = inf if scan else self._scans.until
             self._throttle.count_poll(monotonic() - now)
-            again = min(again, self._streams.streams.next_exclusion_end())
+            again = min(again, self._runs.next_exclusion_end())
             soonest = self._poll_times.plan(self._connection, finished, now, again=again)
             self._scan_at = min(self._scan_at, soonest)  # it may be the end of a lease
 
@@ -232,7 +236,7 @@ class Claimer(ClaimParts):
         """Run one suspect after another, each once nothing else runs; then claim as before."""
         for intake in self._intakes.values():
             intake.shedding.drop_offers(self._connection)
-        suspect = self._streams.streams.suspect()
+        suspect = self._runs.suspect()
         if suspect is not None and suspect.read_at <= now:
             self._quarantine.go_on()
             self._streams.read_suspect(suspect)

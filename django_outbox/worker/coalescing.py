@@ -24,11 +24,11 @@ from collections.abc import Mapping, Sequence
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..clocks import monotonic
-from ..delivery.lease import Lease, lease_from_row
+from ..delivery.lease import Lease, lease_from_row, row_run
 from ..sql import dialect_of
 from ..sql.slots import MOST_ROWS
 from ..sql.values import FULL
-from .queues import Held
+from .held import Held
 from .rescues import report_rescues
 from .routing import complete
 
@@ -56,7 +56,7 @@ def _coalesce(connection: BaseDatabaseWrapper, leases: list[Lease], held: Held) 
     slots: dict[str, Mine] = {}
     for lease in leases:
         # One that this worker has already may be running: it replaces none.
-        if lease.slot is not None and not held.has_id(lease.id):
+        if lease.slot is not None and not held.get(lease.id) is not None:
             slots.setdefault(lease.slot, {})[lease.id] = lease
     if not slots:
         return leases
@@ -108,6 +108,8 @@ def _lease_newest(
         ):
             replaced = by_id[row[0]]
             tail = (replaced.row[replaced.positions["due_at"]], None, replaced.locked_at)
-            lease = lease_from_row((*row, *tail), FULL, deadline=deadline, me=one.owner)
+            found = (*row, *tail)
+            run = row_run(found, FULL, deadline=deadline, me=one.owner)
+            lease = lease_from_row(found, FULL, run=run, me=one.owner)
             lease.queue, lease.slot = replaced.queue, replaced.slot
             slots[replaced.slot or ""][lease.id] = lease

@@ -19,11 +19,11 @@ from ..delivery.timeouts import CallAbandoned, TimedCall
 from ..listeners.outcomes import Decision, Status
 from .batch_delivery import BatchDelivery
 from .connection_cleanup import BrokenSessions, ConnectionCleanup
+from .held import Held
 from .pools import Pool, Pools
-from .queues import Held
 from .ready import Lane
+from .runs import Runs
 from .settle_log import log_failed
-from .streams import Streams
 
 logger = logging.getLogger("django_outbox")
 
@@ -74,11 +74,11 @@ class Dispatcher:
         pools: Pools,
         stuck_after: float,
         held: Held,
-        streams: Streams,
+        runs: Runs,
         sessions: BrokenSessions,
     ) -> None:
         self._alias, self._held, self._ready = alias, held, pool.ready
-        self._pool, self._pools, self._streams, self._sessions = pool, pools, streams, sessions
+        self._pool, self._pools, self._runs, self._sessions = pool, pools, runs, sessions
         self._stuck_after = stuck_after  # seconds
         self._stopping = threading.Event()
         self._batches = BatchDelivery(
@@ -86,7 +86,7 @@ class Dispatcher:
             pool=pool,
             pools=pools,
             held=held,
-            streams=streams,
+            runs=runs,
             is_stopping=self._stopping.is_set,
         )
         self._replacing = threading.Lock()  # guards the seats while a thread is replaced
@@ -241,7 +241,7 @@ class Dispatcher:
                 self._pool.to_loop(lease)
             elif self._may_start(lease):
                 decision = self._deliver(seat, lease, cleanup, between)
-                follower = self._streams.next(lease, decision)
+                follower = self._runs.next(lease, decision)
                 self._settle(lease, decision, cleanup)
                 if follower is not None and batch_listener(follower) is not None:
                     self._pool.put(follower)

@@ -16,7 +16,7 @@ from ..delivery.batch import Batch
 from ..delivery.call import call_fallback
 from ..delivery.deliver import batch_listener, dead_after_rescues, deliver
 from ..delivery.interceptors import drain_ending_errors
-from ..delivery.lease import Lease, of_rows
+from ..delivery.lease import Lease
 from ..delivery.paused import PAUSED
 from ..events import as_utc
 from ..listeners.outcomes import Decision
@@ -24,10 +24,12 @@ from ..listeners.queues import batch_room, queue_of
 from ..listeners.registry import Listener
 from ..models import OutboxEvent
 from ..sql import dialect_of, engine_connection, is_in_memory
-from ..sql.values import RescueState
+from ..sql.values import EVENTS, RescueState
 from .connection_cleanup import tidy
 from .drain_settles import GATHER_COUNT, DrainSettles
+from .effects import perform
 from .leases import Heartbeat
+from .releases import release_streams
 from .savepoint import Savepoint
 from .settle_log import Settled
 from .stream_claims import StreamClaims
@@ -80,7 +82,12 @@ class _Drain(DrainSettles):
             return self._deliver_all(connections[self.alias], limit, chunk=chunk, inline=True)
         own = engine_connection(self.alias, lock_wait=self.settings.LOCK_WAIT)
         beat = Heartbeat(
-            alias=self.alias, me=self.me, held=self.held, worker_row=None, streams=self.streams
+            alias=self.alias,
+            me=self.me,
+            held=self.held,
+            worker_row=None,
+            runs=self.runs,
+            releases=self.releases,
         )
         loop = Loop(
             f"outbox-{self.alias}-drain-heartbeat",
@@ -108,7 +115,8 @@ class _Drain(DrainSettles):
             held=self.held,
             pools=self,
             decisions=self.unrun,
-            streams=self.streams,
+            runs=self.runs,
+            releases=self.releases,
             known_pauses=self.known_pauses,
             connect=lambda: connection,
             at=self.at,
@@ -155,7 +163,7 @@ class _Drain(DrainSettles):
                     count += self._decide_batch(listener, heads, waiting, inline=inline)
                 elif lease is not None and (self.held.start(lease) or inline):
                     decision = self._decide(lease, inline=inline)
-                    follower = self.streams.next(lease, decision)
+                    follower = self.runs.next(lease, decision)
                     waiting.append((lease, decision))
                     count += _is_delivery(decision)
                     if follower is not None and len(waiting) < GATHER_COUNT:
@@ -164,15 +172,14 @@ class _Drain(DrainSettles):
                 self._settle_keyed(connection, part)
         finally:
             self._settle_keyed(connection, waiting)
-            self.streams.release_all(connection)
+            release_streams(connection, self.releases, self.held)
         return count
 
     def _settle_keyed(self, connection: BaseDatabaseWrapper, part: Settled) -> None:
         part = part + self.unrun.take_all(GATHER_COUNT)
         self._settle(connection, part)
-        self.streams.settled(part)
-        self.held.drop(lease for lease, _ in part)
-        self.streams.release(connection)
+        self.runs.settled(part)
+        perform(connection, self.releases.release_ended())
 
     def _deliver(
         self, connection: BaseDatabaseWrapper, leases: list[Lease], *, inline: bool
@@ -192,8 +199,7 @@ class _Drain(DrainSettles):
                     self._settle(connection, part)
         finally:
             self._settle(connection, waiting)
-            if rest := self.held.unstarted():
-                dialect_of(connection).release(me=self.me, leases=of_rows(rest))
+            perform(connection, self.releases.give_back(self.held.of(EVENTS)))
             self.held.drop(leases)
         return count
 
@@ -251,7 +257,7 @@ class _Drain(DrainSettles):
                 between(batch.lead)
                 batch.decided.append((each.lease, call_fallback(each)))
         finally:
-            self.streams.wait_again(batch.to_repeat)
+            self.runs.wait_again(batch.to_repeat)
             into += batch.decided
 
     def _decide(self, lease: Lease, *, inline: bool) -> Decision:

@@ -11,7 +11,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from ..clocks import monotonic
 from ..conf import Settings, current
 from ..delivery.deliver import batch_listener, batch_size
-from ..delivery.lease import Lease, lease_from_row
+from ..delivery.lease import Lease, lease_from_row, row_run
 from ..listeners.queues import expected_queue
 from ..listeners.registry import Listener
 from ..signals import announce, events_claimed
@@ -19,12 +19,13 @@ from ..sql import dialect_of
 from ..sql.values import Branch, Claim, RescueState
 from .batch_delivery import with_followers
 from .coalescing import coalesce_and_complete
+from .held import Held
 from .pauses import KnownPauses, PauseEnds
-from .queues import BlockingQueue, Decisions, Held
+from .queues import BlockingQueue, Decisions
+from .releases import Releases, as_before
 from .rescues import report_rescues
-from .shedding import unclaim
+from .runs import Runs
 from .stream_claims import StreamClaims
-from .streams import Streams
 from .wakeup import Wakeup
 from .worker import new_owner
 
@@ -49,13 +50,10 @@ class DrainClaims:
         self.unrun = Decisions()
         self.known_pauses = KnownPauses()
         self.pause_ends = PauseEnds(alias, self.known_pauses)
-        self.streams = Streams(
-            alias=alias,
-            me=self.me,
-            settings=self.settings,
-            held=self.held,
-            pools=self,
-            wakeup=Wakeup(),
+        wakeup = Wakeup()
+        self.runs = Runs(settings=self.settings, held=self.held, pools=self, wakeup=wakeup)
+        self.releases = Releases(
+            alias=alias, me=self.me, held=self.held, runs=self.runs, wakeup=wakeup
         )
         self.decided = 0  # events so far, including paused ones that were claimed
         self.horizon = 0.0  # seconds between the database's now and ``at``
@@ -106,11 +104,17 @@ class DrainClaims:
         deadline = self.held.deadline(monotonic())
         while rows := dialect_of(connection).claim(claim).rows:
             leases = [
-                lease_from_row(row, claim.columns, deadline=deadline, me=self.me) for row in rows
+                lease_from_row(
+                    row,
+                    claim.columns,
+                    run=row_run(row, claim.columns, deadline=deadline, me=self.me),
+                    me=self.me,
+                )
+                for row in rows
             ]
             leases, _ = coalesce_and_complete(connection, leases, self.held)
             leases = [each for each in leases if each.stream is None]
-            new = self.held.add(self._accepted(connection, leases))
+            new = self.held.add_rows(self._accepted(connection, leases))
             if not new:
                 continue  # there may be others
             announce(events_claimed, sender=self.alias, count=len(new), source="cold")
@@ -121,10 +125,10 @@ class DrainClaims:
     def _accepted(self, connection: BaseDatabaseWrapper, leases: list[Lease]) -> list[Lease]:
         """Return the leases of queues that may be started here; release the others into theirs."""
         for lease in leases:
-            lease.queue = expected_queue(lease.listener, lease.queue_in_row)
+            lease.queue = expected_queue(lease.listener, lease.run.queue)
         others = [each for each in leases if not self.accepts(each.queue)]
         if others:
-            unclaim(connection, me=self.me, leases=others)
+            dialect_of(connection).unclaim(me=self.me, due=as_before(others))
         return [each for each in leases if self.accepts(each.queue)]
 
     def _claim_streams(self, room: int, state: RescueState) -> None:
@@ -140,7 +144,7 @@ class DrainClaims:
             brought, more = self.claims.claim(rooms, scan=True) if rooms else (0, False)
 
     def _next_head(self, room: int) -> Lease | None:
-        if self.streams.next_read() <= monotonic():
+        if self.runs.next_read() <= monotonic():
             self.claims.read_again(monotonic(), room)
         return next(iter(self.ready.take_all(1)), None)
 
@@ -164,7 +168,7 @@ class DrainClaims:
                 others.append(each)
         for each in others:
             self.ready.put(each)
-        return with_followers(listener, heads, self.streams, most=most, most_bytes=most_bytes)
+        return with_followers(listener, heads, self.runs, most=most, most_bytes=most_bytes)
 
     def _batches(self, leases: list[Lease]) -> Iterator[tuple[Listener | None, list[Lease]]]:
         """Yield events for ordinary listeners one by one, then the batches of the others."""

@@ -13,16 +13,17 @@ from .. import doorbell
 from ..clocks import monotonic
 from ..conf import Settings
 from ..delivery.deliver import dead_after_rescues
-from ..delivery.lease import Lease, lease_from_row
+from ..delivery.lease import Lease, lease_from_row, row_run
 from ..events import Event
 from ..listeners.queues import expected_queue
 from ..signals import announce, events_claimed
 from ..sql import dialect_of
 from ..sql.values import Claim, Claimed, Unclaimed
 from .coalescing import coalesce_and_complete
+from .held import Held
 from .intake import Intake
 from .pools import Pools
-from .queues import Decisions, Held
+from .queues import Decisions
 from .rescues import report_rescues
 
 SMALL_CLAIM = 50  # events; a claim of fewer is a small one
@@ -62,7 +63,7 @@ class EventClaims:
             lease_from_row(
                 row,
                 claim.columns,
-                deadline=deadline,
+                run=row_run(row, claim.columns, deadline=deadline, me=self._me),
                 me=self._me,
                 claimed_at=now,
                 hot=by_id.get(row[0]),
@@ -76,7 +77,7 @@ class EventClaims:
         leases = [each for each in leases if each.stream is None]
         if self._several:
             leases = self._in_their_queues(connection, leases)
-        new = self._held.add(leases)
+        new = self._held.add_rows(leases)
         for queue, count in self._count(new).items():
             self._intakes[queue].count(count)
         report_rescues(connection, [each for each in new if each.rescued])
@@ -109,12 +110,12 @@ class EventClaims:
         return dict.fromkeys(self._intakes, len(leases))
 
     def _note_sizes(self, leases: list[Lease]) -> None:
-        for queue in {each.queue_in_row for each in leases} if self._several else self._intakes:
+        for queue in {each.run.queue for each in leases} if self._several else self._intakes:
             if (intake := self._intakes.get(queue)) is not None:
                 sizes = [
                     each.payload_bytes
                     for each in leases
-                    if not self._several or each.queue_in_row == queue
+                    if not self._several or each.run.queue == queue
                 ]
                 intake.prefetch.note_sizes(len(sizes), sum(sizes))
 
@@ -128,10 +129,10 @@ class EventClaims:
         others: list[Lease] = []
         rooms = {queue: each.room for queue, each in self._intakes.items()}
         for lease in leases:
-            lease.queue = expected_queue(lease.listener, lease.queue_in_row)
+            lease.queue = expected_queue(lease.listener, lease.run.queue)
             room = rooms.get(lease.queue, 0)
             rooms[lease.queue] = room - 1
-            (kept if lease.queue == lease.queue_in_row or room > 0 else others).append(lease)
+            (kept if lease.queue == lease.run.queue or room > 0 else others).append(lease)
         if others:
             self._move(connection, others)
         return kept

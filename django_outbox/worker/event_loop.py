@@ -24,11 +24,12 @@ from ..log import report_quietly
 from .async_connections import DeliveryThread, Slots
 from .batch_delivery import next_batch, settle_batch, settle_rest
 from .blocked_loop import BlockedLoopWatch
+from .held import Held
 from .pools import Pool, Pools
-from .queues import AsyncLoad, Held
+from .queues import AsyncLoad
 from .ready import Lane
+from .runs import Runs
 from .settle_log import log_failed
-from .streams import Streams
 
 logger = logging.getLogger("django_outbox")
 
@@ -45,17 +46,10 @@ class EventLoop:
     """
 
     def __init__(
-        self,
-        *,
-        alias: str,
-        stuck_after: float,
-        pool: Pool,
-        pools: Pools,
-        held: Held,
-        streams: Streams,
+        self, *, alias: str, stuck_after: float, pool: Pool, pools: Pools, held: Held, runs: Runs
     ) -> None:
         self._alias, self._held, self._pool, self._pools = alias, held, pool, pools
-        self._streams = streams
+        self._runs = runs
         self._slots = pool.settings.ASYNC_CONCURRENCY
         self._connections = Slots(pool.settings.ASYNC_CONNECTIONS)
         self._loop: asyncio.AbstractEventLoop  # created by start(), closed by the thread
@@ -168,7 +162,7 @@ class EventLoop:
             found = self._waiting.popleft()
             if isinstance(found, Lease):
                 lease, delivery = found, self._deliver(found)
-            elif leases := next_batch(found, self._pool, self._streams):
+            elif leases := next_batch(found, self._pool, self._runs):
                 lease, delivery = leases[0], self._deliver_batch(found.listener, leases)
             else:  # a full lane is queued a second time
                 continue
@@ -244,7 +238,7 @@ class EventLoop:
         except Exception:  # noqa: BLE001 - it is logged
             log_failed(started[0])
         for batch in batches:
-            settle_rest(batch, self._pools, self._streams, deferred_after_error())
+            settle_rest(batch, self._pools, self._runs, deferred_after_error())
             started = [each.lease for each in batch.fallbacks]  # left after an error
         for lease in started:
             self._pools.settle(lease, deferred_after_error())
@@ -277,7 +271,7 @@ class EventLoop:
         left = leases
         for batch in batches:
             left = batch.undecided() + [each.lease for each in batch.fallbacks]
-            settle_batch(batch, self._pools, self._streams)
+            settle_batch(batch, self._pools, self._runs)
         if left:
             self._report_cancelled(leases[0])
         for lease in left:  # none of these runs any more
@@ -285,7 +279,7 @@ class EventLoop:
 
     async def _fall_back(self, batch: Batch, between: Callable[[Lease], Any]) -> None:
         """Settle a batch, and await its fallbacks one by one."""
-        settle_batch(batch, self._pools, self._streams)
+        settle_batch(batch, self._pools, self._runs)
         while batch.fallbacks:
             await between(batch.lead)
             lease = batch.fallbacks[0].lease

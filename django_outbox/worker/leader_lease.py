@@ -1,10 +1,11 @@
-"""A lease on work that one worker at a time does for all; its row stores the progress."""
+"""Leases by name, on what one worker at a time does for all; their rows store the progress."""
 
 from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Final
 
 from django.db import connections
 
@@ -12,9 +13,11 @@ from ..clocks import monotonic
 from ..models import OutboxLease
 from ..models.fields import DatabaseNow
 from ..sql import dialect_of
-from .queues import SAFE_PART
+from .held import SAFE_PART
 
 logger = logging.getLogger("django_outbox")
+
+SINGLE_NODE: Final = "single_node"  # the name of the active worker's lease
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,3 +90,27 @@ class Leader:
         self._taken, self._renewed_at = held, started
         self._until = started + SAFE_PART * self._lease if held else 0.0
         return held
+
+
+class ActiveLease:
+    """Takes and renews the lease that makes a worker the active one."""
+
+    def __init__(self, *, alias: str, me: str, lease: float, poll: float) -> None:
+        self._leader, self._me = Leader(alias=alias, me=me, name=SINGLE_NODE, lease=lease), me
+        self._pause = min(lease / 6, poll)
+        self._held: bool | None = None  # as last logged; None: not yet
+
+    def __call__(self) -> bool:
+        """Return whether this worker may claim."""
+        return self._leader.holds
+
+    def step(self) -> float:
+        held = self._leader.take()
+        if held is not self._held:
+            self._held = held
+            logger.info("active id=%s" if held else "standing by id=%s", self._me)
+        return self._pause
+
+    def release(self) -> None:
+        """Let a standby take over at once. Call it in the thread of ``step``."""
+        self._leader.close("")

@@ -9,20 +9,18 @@ from functools import partial
 from django.db import connections
 
 from ..clocks import monotonic
-from ..delivery.lease import Lease, of_rows
-from ..signals import announce, lease_lost
-from ..sql import dialect_of
 from ..sql.halving import in_turn
+from .effects import perform
+from .held import Held
 from .pools import Pools
-from .queues import Held
+from .releases import AT_ONCE, Releases
+from .runs import Runs
 from .statistics import WRITE_INTERVAL, Statistics
-from .streams import Streams
 from .throttle import ClaimThrottle
 from .worker_registry import OtherWorker, WorkerRow
 
 logger = logging.getLogger("django_outbox")
 
-RENEW_BATCH = 500  # leases renewed by one statement
 COUNT_INTERVAL = 1.0  # seconds between two counts of workers, while a queue has a rate
 
 
@@ -39,25 +37,25 @@ class Heartbeat:
         me: str,
         held: Held,
         worker_row: WorkerRow | None,
-        streams: Streams | None = None,
+        runs: Runs,
+        releases: Releases,
         statistics: Statistics | None = None,
         throttle: ClaimThrottle | None = None,
         pools: Pools | None = None,
     ) -> None:
         self._alias, self._me, self._held, self._worker_row = alias, me, held, worker_row
-        self._streams, self._statistics, self._throttle = streams, statistics, throttle
+        self._runs, self._releases = runs, releases
+        self._statistics, self._throttle = statistics, throttle
         self._limited = [each for each in pools or () if each.rate is not None]
         self._update_row_at = self._count_at = 0.0  # monotonic
 
     def step(self) -> float:
         started, connection = monotonic(), connections[self._alias]
-        leases = self._held.to_renew(started)
+        runs = self._held.to_renew(started)
         steps: list[Callable[[], object]] = [
-            partial(self._renew, leases[start : start + RENEW_BATCH])
-            for start in range(0, len(leases), RENEW_BATCH)
+            partial(perform, connection, self._releases.renew(runs[start : start + AT_ONCE]))
+            for start in range(0, len(runs), AT_ONCE)
         ]
-        if self._streams is not None:
-            steps.append(partial(self._streams.renew, connection, self._streams.to_renew(started)))
         if self._worker_row is not None:
             steps.append(partial(self._show, self._worker_row, started))
         if self._statistics is not None:
@@ -93,15 +91,6 @@ class Heartbeat:
             except Exception as error:  # noqa: BLE001 - the leases are to be given back
                 logger.warning("the worker's row could not be removed error=%s", error)
 
-    def _renew(self, leases: list[Lease]) -> None:
-        connection = connections[self._alias]
-        deadline = self._held.deadline(monotonic())
-        renewed, mine = dialect_of(connection).renew(
-            me=self._me, leases=of_rows(leases), lease=self._held.lease
-        )
-        self._held.renewed([each for each in leases if each.id in renewed], deadline)
-        self._drop_lost([each for each in leases if each.id not in mine])
-
     def _follow_others(self, worker_row: WorkerRow) -> None:
         """Release streams for workers that have fewer; those that none claims come back."""
         others = worker_row.others()
@@ -109,9 +98,8 @@ class Heartbeat:
         streams = [each.streams for each in others if each.streams is not None]
         if self._throttle is not None:
             self._throttle.others = len(streams)
-        if self._streams:
-            self._streams.release_surplus(streams)
-            self._streams.release(connections[self._alias])
+        self._runs.leave_surplus(streams)
+        perform(connections[self._alias], self._releases.release_ended())
 
     def _share_rates(self, others: list[OtherWorker]) -> None:
         """Divide the rates of queues by the live workers that serve them."""
@@ -119,11 +107,3 @@ class Heartbeat:
         for pool in self._limited:
             assert pool.rate is not None
             pool.rate.set_workers(1 + sum(each.serves(pool.name) for each in others))
-
-    def _drop_lost(self, leases: list[Lease]) -> None:
-        """Drop leases that this worker lost, unless they run: their settles will be refused."""
-        unstarted = [each for each in leases if self._held.has(each) and each.is_waiting]
-        self._held.drop(unstarted)
-        if unstarted:
-            logger.warning("lost leases before their start count=%d", len(unstarted))
-            announce(lease_lost, sender=self._alias, count=len(unstarted))

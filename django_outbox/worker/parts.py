@@ -14,20 +14,21 @@ from .dispatcher import Dispatcher
 from .doorbell_listener import DoorbellListener
 from .event_loop import EventLoop
 from .health import Part
+from .held import Held
+from .leader_lease import ActiveLease
 from .leases import Heartbeat
 from .pauses import KnownPauses
 from .pools import Pool, Pools
 from .purger import Purger
-from .queues import Decisions, Held, Offers
+from .queues import Decisions, Offers
+from .releases import Releases
+from .runs import Runs
 from .settler import Settler
-from .single_node import ActiveLease
 from .statistics import Statistics
 from .stopping import LeaseReturner
-from .streams import Streams
-from .threads import Loop
+from .threads import Loop, Watchdog
 from .throttle import ClaimThrottle
 from .wakeup import Wakeup
-from .watchdog import Watchdog
 from .worker_registry import WorkerRow
 
 
@@ -57,7 +58,10 @@ class Parts:
         self._pools = pools = self._make_pools(known_pauses)
         self._sessions = BrokenSessions()
         parts: dict[str, Any] = {"alias": alias, "held": self._held, "pools": pools}
-        self._streams = Streams(me=self.id, settings=settings, wakeup=self._wakeup, **parts)
+        self._runs = Runs(settings=settings, held=self._held, pools=pools, wakeup=self._wakeup)
+        self._releases = Releases(
+            alias=alias, me=self.id, held=self._held, runs=self._runs, wakeup=self._wakeup
+        )
         if (active := self._single_node()) is not None:
             self._active_loop = self._loop("active", active.step, close=active.release)
         self._active = active
@@ -69,7 +73,8 @@ class Parts:
             settings=settings,
             decisions=self._decisions,
             wakeup=self._wakeup,
-            streams=self._streams,
+            runs=self._runs,
+            releases=self._releases,
             statistics=statistics,
             sessions=self._sessions,
             **parts,
@@ -77,7 +82,8 @@ class Parts:
         heartbeat = Heartbeat(
             me=self.id,
             worker_row=self._worker_row(),
-            streams=self._streams,
+            runs=self._runs,
+            releases=self._releases,
             statistics=statistics,
             throttle=throttle,
             **parts,
@@ -93,7 +99,8 @@ class Parts:
             decisions=self._decisions,
             may_claim=self._may_claim,
             settled=lambda: self._settler.settled,
-            streams=self._streams,
+            runs=self._runs,
+            releases=self._releases,
             wakeup=self._wakeup,
             known_pauses=known_pauses,
             throttle=throttle,
@@ -125,7 +132,7 @@ class Parts:
         self._dispatchers: list[Dispatcher] = []
         stuck_after = self.settings.STUCK_AFTER
         for pool in self._pools:
-            loop = EventLoop(pool=pool, stuck_after=stuck_after, streams=self._streams, **parts)
+            loop = EventLoop(pool=pool, stuck_after=stuck_after, runs=self._runs, **parts)
             pool.async_load, pool.to_loop = loop.load, loop.put
             pool.lane_to_loop = loop.put_lane
             self._event_loops.append(loop)
@@ -133,7 +140,7 @@ class Parts:
                 Dispatcher(
                     pool=pool,
                     stuck_after=stuck_after,
-                    streams=self._streams,
+                    runs=self._runs,
                     sessions=self._sessions,
                     **parts,
                 )
@@ -152,7 +159,7 @@ class Parts:
             alias=self.alias,
             me=self.id,
             held=self._held,
-            streams=self._streams,
+            runs=self._runs,
             mode=self.settings.MODE,
             wakeup=self._wakeup,
             queues=self.queues,
@@ -171,7 +178,7 @@ class Parts:
         self._watchdog = Watchdog(self.alias, watch=[each.watch for each in self._delivering])
         self._settler_loop = self._loop("settler", self._settler.step)
         self._lease_returner = LeaseReturner(
-            heartbeat, alias=self.alias, me=self.id, held=self._held, streams=self._streams
+            heartbeat, alias=self.alias, held=self._held, releases=self._releases
         )
         self._heartbeat_loop = self._loop(
             "heartbeat", self._lease_returner.step, close=self._lease_returner.close

@@ -14,8 +14,9 @@ from ..listeners.queues import routes_of_new, row_id
 from ..queue_settings import DEFAULT_QUEUE, QueueSettings
 from ..sql.values import Pauses
 from .breaker import Breaker
+from .held import Held
 from .pauses import KnownPauses
-from .queues import AsyncLoad, Decisions, Held, Offer, Offers
+from .queues import AsyncLoad, Decisions, Offer, Offers
 from .rate import RateLimit
 from .ready import Lane, Ready
 from .wakeup import Wakeup

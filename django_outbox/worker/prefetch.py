@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..conf import Settings
 from ..listeners.queues import batch_room, has_only_batches
 from ..queue_settings import QueueSettings
-from .queues import Held
+from .held import Held
 from .ready import Ready
 
 SHRINK_ABOVE = 1.0  # seconds from the claim to the start; what waits longer was claimed too early

@@ -10,8 +10,8 @@ import random
 from typing import Final
 
 from ..clocks import monotonic
+from .held import Held
 from .leader_lease import Leader
-from .queues import Held
 
 NAME: Final = "quarantine"  # of the lease
 MAX_WAIT = 5.0  # seconds for which one stays in quarantine while something else runs

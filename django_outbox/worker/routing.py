@@ -37,7 +37,7 @@ def complete(connection: BaseDatabaseWrapper, leases: Iterable[Lease]) -> set[st
         if is_whole(lease):
             continue
         if lease.listener is None:
-            kind = lease.aggregate_type, lease.event_type, lease.queue_in_row
+            kind = lease.aggregate_type, lease.event_type, lease.run.queue
             unrouted[kind].append(lease)
         else:
             queues |= _complete(connection, lease)
@@ -51,7 +51,7 @@ def _route(connection: BaseDatabaseWrapper, leases: Sequence[Lease]) -> set[str]
     one = leases[0]
     routes = routes_of(one.aggregate_type, one.event_type)
     receipt = receipt_of(one.aggregate_type, one.event_type)
-    first = next((each for each in routes if each.queue == one.queue_in_row), routes[0])
+    first = next((each for each in routes if each.queue == one.run.queue), routes[0])
     dialect, ids = dialect_of(connection), [each.id for each in leases]
     with all_or_nothing(connection):
         dialect.touch(_places(leases, routes))

@@ -22,12 +22,15 @@ from ..sql.halving import Part, answers, in_halves, in_turn, without
 from ..sql.transactions import all_or_nothing
 from ..sql.values import LeaseKind
 from .connection_cleanup import BrokenSessions
+from .effects import perform
+from .held import Held
 from .pools import Pools
-from .queues import Decisions, Held
+from .queues import Decisions
+from .releases import Releases
 from .rescues import kept_count
+from .runs import Runs
 from .settle_log import Settled, log_refused, report_settled
 from .statistics import Statistics
-from .streams import Streams
 from .wakeup import Wakeup
 
 logger = logging.getLogger("django_outbox")
@@ -57,14 +60,16 @@ class Settler:
         decisions: Decisions,
         wakeup: Wakeup,
         pools: Pools,
-        streams: Streams,
+        runs: Runs,
+        releases: Releases,
         statistics: Statistics,
         sessions: BrokenSessions,
     ) -> None:
         self._alias, self._me, self._settings = alias, me, settings
         self._held, self._decisions, self._wakeup = held, decisions, wakeup
         self._pools = pools
-        self._streams, self._statistics, self._sessions = streams, statistics, sessions
+        self._runs, self._releases = runs, releases
+        self._statistics, self._sessions = statistics, sessions
         # Only its thread changes these.
         self.settled = 0  # deliveries so far
         self._unsettled: Settled = []  # not written yet
@@ -89,13 +94,14 @@ class Settler:
         if not self._unsettled:
             first = self._decisions.take(IDLE_WAIT)
             if first is None:
-                self._streams.release(connection)
+                perform(connection, self._releases.release_ended())
                 return 0.0
             self._unsettled = [first]
             self._gather()
         self._unsettled += self._decisions.take_all(MAX_BATCH - len(self._unsettled))
         parts = [partial(self._settle, part) for part in split_by_kind(self._unsettled)]
-        in_turn(connection, *parts, partial(self._streams.release, connection))
+        release = partial(perform, connection, self._releases.release_ended())
+        in_turn(connection, *parts, release)
         return 0.0
 
     def _gather(self) -> None:
@@ -158,14 +164,16 @@ class Settler:
 
     def _drop_lost_streams(self, part: Settled) -> None:
         """Drop lost streams after a refused settle: none of their events may start any more."""
-        streams = [each for lease, _ in part if (each := self._streams.get(lease.stream))]
-        self._streams.renew(connections[self._alias], streams)
+        runs = {lease.run.id: lease.run for lease, _ in part if lease.stream is not None}
+        mine = [each for each in runs.values() if self._held.get(each.id) is each]
+        perform(connections[self._alias], self._releases.renew(mine))
 
     def _finish(self, part: Settled) -> None:
         self._unsettled = without(self._unsettled, part)
         if part[0][0].kind is LeaseKind.STREAM:
-            self._streams.settled(part)
-        self._held.drop_settled(part)
+            self._runs.settled(part)
+        else:
+            self._held.settled(part)
         self.settled += len(part)
         delays = [each.delay for lease, each in part if each.delay is not None and not lease.stream]
         if delays:

@@ -9,11 +9,10 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from .. import doorbell
 from ..delivery.deliver import is_async
 from ..delivery.lease import Lease
-from ..sql import dialect_of
-from ..sql.values import Unclaimed
+from .effects import perform
+from .held import Held
 from .pools import Pool
-from .queues import Held
-from .streams import Streams
+from .releases import Releases
 
 # Seconds that an event may wait for a thread before it is left to other workers.
 MAX_THREAD_WAIT = 2.0
@@ -24,8 +23,8 @@ MAX_EXCLUDED = 1000  # events that are left out of claims; beyond that, the list
 class Shedding:
     """Leaves events of one queue to other workers. The claimer's thread only."""
 
-    def __init__(self, *, me: str, held: Held, pool: Pool, streams: Streams) -> None:
-        self._me, self._held, self._pool, self._streams = me, held, pool, streams
+    def __init__(self, *, held: Held, pool: Pool, releases: Releases) -> None:
+        self._held, self._pool, self._releases = held, pool, releases
         self._next = 0.0  # monotonic; the next check
         # Events that the event loop had no place for, and since when (monotonic) each was due. This
         # worker leaves them to others for as long as its loop is full.
@@ -54,24 +53,14 @@ class Shedding:
         self._release(connection, now, before=inf)
 
     def _release(self, connection: BaseDatabaseWrapper, now: float, *, before: float) -> float:
-        queue = self._pool.name
-        if self._streams.shed(before, queue):
-            self._streams.release(connection)
-        with self._held.changed:  # a thread that is about to start one waits, and then may not
-            late = self._held.waiting_since(before, queue)
-            self._held.drop(late)
-        if not late:
+        runs = self._held.late(before, self._pool.name)
+        rows, _ = perform(connection, self._releases.give_back(runs)) if runs else ([], 0)
+        if not rows:
             return 0.0
-        try:
-            unclaim(connection, me=self._me, leases=late)
-        except BaseException:
-            self._held.add(late)  # they are renewed, and may still start
-            raise
         if self._pool.rate is not None:
-            self._pool.rate.give_back(len(late))
-        doorbell.ring(connection)
-        self._exclude(late)
-        return max(each.lag + now - each.claimed_at for each in late)
+            self._pool.rate.give_back(len(rows))
+        self._exclude(rows)
+        return max(each.lag + now - each.claimed_at for each in rows)
 
     def _exclude(self, late: list[Lease]) -> None:
         if len(self._excluded) > MAX_EXCLUDED:
@@ -89,9 +78,3 @@ class Shedding:
         waited = now - min(self._excluded.values(), default=now)
         self._excluded.clear()
         return waited
-
-
-def unclaim(connection: BaseDatabaseWrapper, *, me: str, leases: list[Lease]) -> None:
-    """Release leases of rows unstarted, each due as before, in the queue that it belongs to."""
-    due = [Unclaimed(each.id, each.locked_at, each.due_at, each.queue) for each in leases]
-    dialect_of(connection).unclaim(me=me, due=due)

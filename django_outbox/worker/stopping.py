@@ -11,16 +11,14 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from .. import doorbell
 from ..clocks import monotonic
-from ..delivery.lease import Lease, of_rows
-from ..sql import dialect_of
 from ..sql.halving import in_turn
+from ..sql.values import EVENTS, STREAMS
+from .effects import perform
+from .held import Held
 from .leases import Heartbeat
-from .queues import Held
-from .streams import Streams
+from .releases import LOCKED_RETRY_TIME, Releases, release_streams
 
 logger = logging.getLogger("django_outbox")
-
-LOCKED_RETRY_TIME = 0.5  # seconds for which locked rows are tried again
 
 
 class LeaseReturner:
@@ -30,13 +28,10 @@ class LeaseReturner:
     interpreter's exit. A database that does not answer must not block the thread that calls stop.
     """
 
-    def __init__(
-        self, heartbeat: Heartbeat, *, alias: str, me: str, held: Held, streams: Streams
-    ) -> None:
-        self._heartbeat, self._alias, self._me = heartbeat, alias, me
-        self._held, self._streams = held, streams
+    def __init__(self, heartbeat: Heartbeat, *, alias: str, held: Held, releases: Releases) -> None:
+        self._heartbeat, self._alias = heartbeat, alias
+        self._held, self._releases = held, releases
         self._begun = False
-        self._unreleased: list[Lease] = []  # of events that will not start any more
         self.after: float | None = None  # seconds until what runs is due; None: when leases end
         self.released, self.handed_back = 0, 0  # so far; only its thread changes them
 
@@ -66,16 +61,8 @@ class LeaseReturner:
             logger.error("release failed; the leases end by themselves error=%s", error)
 
     def _release(self, connection: BaseDatabaseWrapper) -> None:
-        with self._held.changed:
-            unstarted = self._held.unstarted()
-            self._held.drop(unstarted)
-        self._unreleased += unstarted
-        count = 0
-        if leases := of_rows(self._unreleased):
-            count = dialect_of(connection).release(me=self._me, leases=leases)
-            if count == len(leases):
-                self._unreleased = []  # otherwise one is locked for now
-        count += self._streams.release_all(connection)
+        rows, _ = perform(connection, self._releases.give_back(self._held.of(EVENTS)))
+        count = len(rows) + release_streams(connection, self._releases, self._held)
         self.released += count
         if count:
             doorbell.ring(connection)
@@ -90,15 +77,10 @@ class LeaseReturner:
                 monotonic() - lease.started_at,
             )
         self.handed_back = len(running)
-        rows = of_rows([*self._unreleased, *(each for each in running if each.stream is None)])
-        wanted, until = len(rows) + len(self._streams), monotonic() + LOCKED_RETRY_TIME
-        dialect = dialect_of(connection)
+        wanted = len(self._held.of(EVENTS)) + len(self._held.of(STREAMS))
+        until = monotonic() + LOCKED_RETRY_TIME
         while wanted > 0:
-            if rows:
-                wanted -= dialect.release(me=self._me, leases=rows, after=self.after)
-            if len(self._streams):
-                wanted -= self._streams.hand_back(connection, after=self.after)
-            doorbell.ring(connection)
+            wanted -= perform(connection, self._releases.hand_back(self.after))
             if monotonic() > until:
                 break
             time.sleep(0.01 if wanted > 0 else 0)

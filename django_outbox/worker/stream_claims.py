@@ -14,7 +14,7 @@ from .. import doorbell
 from ..clocks import monotonic
 from ..conf import Settings
 from ..delivery.deliver import dead_after_rescues
-from ..delivery.lease import Lease, lease_from_row
+from ..delivery.lease import Lease, Run, lease_from_row
 from ..delivery.paused import is_paused
 from ..events import split_stream, stored_instant
 from ..listeners.outcomes import Status
@@ -32,12 +32,14 @@ from ..sql.values import (
     StreamQuery,
     StreamRows,
 )
+from .effects import perform
+from .held import Held, ids_and_leases
 from .pauses import KnownPauses
-from .queues import Decisions, Held
+from .queues import Decisions
+from .releases import Releases
 from .rescues import report_rescues
 from .routing import complete, is_whole
-from .stream import Stream, StreamHeads, of_streams
-from .streams import Streams
+from .runs import Runs, StreamHeads
 from .watermark import Watermark
 
 logger = logging.getLogger("django_outbox")
@@ -64,7 +66,8 @@ class StreamClaims:
         held: Held,
         pools: StreamHeads,
         decisions: Decisions,
-        streams: Streams,
+        runs: Runs,
+        releases: Releases,
         known_pauses: KnownPauses,
         connect: Callable[[], BaseDatabaseWrapper],
         at: datetime | None = None,
@@ -72,7 +75,7 @@ class StreamClaims:
     ) -> None:
         self._alias, self._me, self._settings, self._connect = alias, me, settings, connect
         self._held, self._pools, self._decisions = held, pools, decisions
-        self.streams, self._known_pauses = streams, known_pauses
+        self._runs, self._releases, self._known_pauses = runs, releases, known_pauses
         self._watermarks: dict[str, Watermark] = {}  # by queue
         self._count = count  # called for each event
         self._at = at  # instead of the database's now, for drain()
@@ -89,7 +92,7 @@ class StreamClaims:
         """
         now, threads = monotonic(), self._settings.WORKERS
         deadline = self._held.deadline(now)
-        excluded = [*self.exclude, *self.streams.excluded_names(now)]
+        excluded = [*self.exclude, *self._runs.excluded(now)]
         marks = {queue: self._watermark(queue) for queue, room in rooms.items() if room > 0}
         branches = [
             Branch(
@@ -102,9 +105,9 @@ class StreamClaims:
         found = self._dialect.claim(self._claim_of(branches, exclude=excluded))
         for queue, watermark in marks.items():  # what was skipped, the next claim must find
             watermark.end_claim(found.found(queue), skipped=bool(excluded))
-        new = self.streams.claimed(self._stream(row, deadline) for row in found.rows)
+        new = self._held.add(self._run(row, deadline) for row in found.rows)
         room = max((rooms[each.queue] for each in branches), default=0)
-        count = self._read([each for key in new if (each := self.streams.get(key))], room)
+        count = self._read(new, room)
         if new:
             self._events_per_stream = min(2 * ceil(count / len(new)) or 1, MAX_EVENTS)
         return count, {queue for queue, each in found.queues.items() if each.more}
@@ -112,11 +115,11 @@ class StreamClaims:
     def claim_suspect(self, queue: str) -> int:
         """Claim one suspect of a queue, whose events run one by one; return how many it brought."""
         deadline = self._held.deadline(monotonic())
-        excluded = [*self.exclude, *self.streams.excluded_names(monotonic())]
+        excluded = [*self.exclude, *self._runs.excluded(monotonic())]
         claim = self._claim_of([Branch(queue, 1)], exclude=excluded, state=RescueState.SUSPECT)
         found = self._dialect.claim(claim).rows
-        new = self.streams.claimed(self._stream(row, deadline, alone=MAX_EVENTS) for row in found)
-        return self._read([each for key in new if (each := self.streams.get(key))], 1)
+        new = self._held.add(self._run(row, deadline, alone=MAX_EVENTS) for row in found)
+        return self._read(new, 1)
 
     def _claim_of(self, branches: Sequence[Branch], **more: Any) -> Claim:
         return Claim(
@@ -128,32 +131,41 @@ class StreamClaims:
             **more,
         )
 
-    def _stream(self, row: Row, deadline: float, *, alone: int = 0) -> Stream:
+    def _run(self, row: Row, deadline: float, *, alone: int = 0) -> Run:
         name, queue, rescues, _due, was, locked_at = row
-        lost = was if was != self._me else None
-        return Stream(name, deadline, locked_at, rescues, lost, alone, queue=queue)
+        return Run(
+            table=STREAMS,
+            id=name,
+            queue=queue,
+            locked_at=locked_at,
+            deadline=deadline,
+            rescues=rescues,
+            lost_worker=was if was != self._me else None,
+            alone=alone,
+            read_at=0.0,  # also if the read fails that follows
+        )
 
     def _watermark(self, queue: str) -> Watermark:
         return self._watermarks.setdefault(queue, Watermark())
 
     def read_again(self, now: float, room: int) -> None:
         """Read streams again that could not be released, or that run event by event."""
-        self._read(self.streams.to_read(now, room), room)
+        self._read(self._runs.to_read(now, room), room)
 
-    def read_suspect(self, suspect: Stream) -> None:
+    def read_suspect(self, suspect: Run) -> None:
         """Read the next event of a suspect, whose last one is settled."""
         self._read([suspect], 1)
 
-    def _read(self, streams_to_read: Sequence[Stream], room: int) -> int:
-        if not streams_to_read:
+    def _read(self, runs: Sequence[Run], room: int) -> int:
+        if not runs:
             return 0
         settings = self._settings
-        limit = max(min(room // len(streams_to_read), MAX_EVENTS), 1)
-        if any(each.alone for each in streams_to_read):
+        limit = max(min(room // len(runs), MAX_EVENTS), 1)
+        if any(each.alone for each in runs):
             limit = 1
         read = StreamQuery(
             me=self._me,
-            streams=of_streams(streams_to_read),
+            streams=ids_and_leases(runs),
             limit=limit,
             dead_too=settings.ON_DEAD == "block",
             only_due_retries=not settings.STOP_ON_FIRST_FAILURE,
@@ -165,21 +177,21 @@ class StreamClaims:
         if read.only_due_retries and streams:
             retries = self._dialect.next_retries(read)
         mine = {each.name for each in streams}
-        self.streams.drop_lost(each for each in streams_to_read if each.name not in mine)
+        self._held.lose(each for each in runs if each.id not in mine)
         if any(self._is_paused(row) for each in streams for row in each.rows[:1]):
             # A resume after our read makes a new version of the stream, so its release is refused.
             self._known_pauses.read(self._connection)
         count = self._take(streams, limit, retries)
-        self.streams.release(self._connection)
+        perform(self._connection, self._releases.release_ended())
         announce(events_claimed, sender=self._alias, count=count, source="cold")
         return count
 
     def _complete(self, streams: Sequence[StreamRows]) -> bool:
         """Give the events that were read to the listeners that they lack; return if any did."""
         leases = [
-            self._lease(row, stream, found.now, None, is_head=False)
+            self._lease(row, run, found.now, None, is_head=False)
             for found in streams
-            if (stream := self.streams.get(found.name)) is not None
+            if (run := self._held.get(found.name)) is not None
             for row in found.rows
             if row[STATUS] != Status.DEAD
         ]
@@ -196,35 +208,34 @@ class StreamClaims:
         """Hand out what was read, or release it to the workers of its queue; return the events."""
         taken: list[Lease] = []
         rescued: list[Lease] = []
-        ready: list[tuple[Stream, int, list[Lease], float]] = []
-        deadly: list[tuple[Stream, int, Lease, float]] = []
+        ready: list[tuple[Run, int, list[Lease], float]] = []
+        deadly: list[tuple[Run, int, Lease, float]] = []
         for found in streams:
-            stream = self.streams.get(found.name)
-            if stream is None:
+            run = self._held.get(found.name)
+            if run is None:
                 continue
-            leases, due = self._plan(stream, found, limit, retries.get(found.name))
+            leases, due = self._plan(run, found, limit, retries.get(found.name))
             if leases and not self._pools.accepts(leases[0].queue):
-                stream.seq = found.seq
-                self.streams.leave_to(stream, leases[0].queue)
+                self._runs.leave(run, leases[0].queue)
                 continue
             taken += leases
             rescued += [each for each in leases if each.rescued]
-            if leases and stream.rescues >= self._settings.MAX_RESCUES:
-                deadly.append((stream, found.seq, leases[0], due))
+            if leases and run.rescues >= self._settings.MAX_RESCUES:
+                deadly.append((run, found.seq, leases[0], due))
             else:
-                ready.append((stream, found.seq, leases, due))
+                ready.append((run, found.seq, leases, due))
         report_rescues(self._connection, rescued)
-        for stream, seq, leases, due in ready:
-            self.streams.add_events(stream, seq, leases, due)
-        for stream, seq, lease, due in deadly:
-            self.streams.add_decided(stream, seq, lease, due)
+        for run, seq, leases, due in ready:
+            self._runs.add_events(run, seq, leases, due)
+        for run, seq, lease, due in deadly:
+            self._runs.add_decided(run, seq, lease, due)
             self._decisions.put((lease, dead_after_rescues(lease.rescues)))
         for lease in taken:
             self._count(lease)
         return len(taken)
 
     def _plan(
-        self, stream: Stream, found: StreamRows, limit: int, retry: datetime | None
+        self, run: Run, found: StreamRows, limit: int, retry: datetime | None
     ) -> tuple[list[Lease], float]:
         """Return the events to run now, and when (monotonic) the stream is due again."""
         now, started = self._at or stored_instant(found.now), monotonic()
@@ -237,13 +248,13 @@ class StreamClaims:
             if row[ROUTED_UNTIL] is not None and row[ROUTED_UNTIL] < row[SEQ]:
                 return leases, started + ROUTING_WAIT
             if self._is_paused(row):
-                return leases, started + (0.0 if leases else self._postpone(stream))
+                return leases, started + (0.0 if leases else self._postpone(run))
             next_try = stored_instant(row[DELIVER_AT])
             if next_try is not None and next_try > now:
                 if not leases:
-                    stream.next_queue = _queue_of(row)
+                    run.next_queue = _queue_of(row)
                 return leases, started + (next_try - now).total_seconds()
-            leases.append(self._lease(row, stream, found.now, next_try, is_head=not leases))
+            leases.append(self._lease(row, run, found.now, next_try, is_head=not leases))
         if len(found.rows) == limit and not _is_newest(found.rows[-1], found):
             due = 0.0
         return leases, due
@@ -252,29 +263,23 @@ class StreamClaims:
         pauses = self._known_pauses.pauses
         return bool(pauses) and is_paused(pauses, *(row[place] for place in PAUSE_COLUMNS))
 
-    def _postpone(self, stream: Stream) -> float:
+    def _postpone(self, run: Run) -> float:
         """Return for how many seconds to leave a stream alone whose first event is paused."""
         self.postponed += 1
         if self._at is not None:  # it may be due again by then
-            self.exclude.append(stream.name)
+            self.exclude.append(run.id)
         return POSTPONED_FOR
 
     def _lease(
-        self, row: Row, stream: Stream, now: Any, next_try: datetime | None, *, is_head: bool
+        self, row: Row, run: Run, now: Any, next_try: datetime | None, *, is_head: bool
     ) -> Lease:
         """Return the lease of an event; what was lost with a stream counts against its head."""
         due, was = next_try or row[FIRST_DUE] or row[CREATED], None
         if is_head:
-            was, stream.lost_worker = stream.lost_worker, None
-        lease = lease_from_row(
-            (*row[:ROUTED_UNTIL], due, was, now),
-            KEYED,
-            deadline=stream.deadline,
-            me=self._me,
-            locked_at=stream.locked_at,
-        )
-        lease.rescues = stream.rescues if is_head else 0
-        lease.queue, lease.queue_in_row = _queue_of(row), stream.queue
+            was, run.lost_worker = run.lost_worker, None
+        lease = lease_from_row((*row[:ROUTED_UNTIL], due, was, now), KEYED, run=run, me=self._me)
+        lease.rescues = run.rescues if is_head else 0
+        lease.queue = _queue_of(row)
         return lease
 
     @property

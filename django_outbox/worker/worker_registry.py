@@ -19,8 +19,8 @@ from ..listeners.queues import published
 from ..models import OutboxWorker, live_workers
 from ..models.fields import DatabaseNow
 from ..sql import dialect_of
-from .queues import Held
-from .streams import Streams
+from .held import Held
+from .runs import Runs
 from .wakeup import Wakeup
 
 MAX_RUNNING = 5  # running events that the row lists, at most
@@ -50,12 +50,12 @@ class WorkerRow:
         alias: str,
         me: str,
         held: Held,
-        streams: Streams,
+        runs: Runs,
         wakeup: Wakeup,
         mode: str,
         queues: Collection[str],
     ) -> None:
-        self._alias, self._me, self._held, self._streams = alias, me, held, streams
+        self._alias, self._me, self._held, self._runs = alias, me, held, runs
         self._wakeup = wakeup
         self._info: dict[str, Any] = {
             "mode": mode,
@@ -66,7 +66,7 @@ class WorkerRow:
 
     def update(self) -> None:
         rows = OutboxWorker.objects.using(self._alias)
-        leases: dict[str, Any] = {"held": len(self._held), "streams": len(self._streams)}
+        leases: dict[str, Any] = {"held": len(self._held), "streams": len(self._runs)}
         if self._wakeup.suspect_waits:
             leases["suspect_waits"] = True
         info = json.dumps({**self._info, **published(), **leases, "running": self._running()})

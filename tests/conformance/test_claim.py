@@ -14,12 +14,11 @@ import pytest
 from django.db import connection, connections, transaction
 
 from django_outbox.conf import current, index_name
-from django_outbox.delivery.lease import lease_from_row
 from django_outbox.events import stored_instant
 from django_outbox.listeners.outcomes import DONE, Decision, Status
 from django_outbox.models import OutboxEvent, OutboxStream
 from django_outbox.sql import dialect_of, engine_connection
-from django_outbox.sql.values import EVENTS, FULL, Claim, RescueState
+from django_outbox.sql.values import EVENTS, Claim, RescueState
 from django_outbox.worker import settler
 from tests import databases
 from tests.plans import analyze, large_steps
@@ -30,6 +29,7 @@ from tests.table import (
     elsewhere,
     end_leases,
     endings,
+    events_of,
     ids_claimed_by_an_engine,
     ids_of,
     in_thread,
@@ -654,7 +654,7 @@ def test_leases_are_put_back_with_their_due_times() -> None:
     steal(ids[1])
     settle(settled, DONE)
     put = unclaimed((each, at, "default") for each, at in due.items())
-    assert dialect().unclaim(me="me", due=put) == 2
+    assert dialect().unclaim(me="me", due=put) == set()
     after = [row(each) for each in ids]
     assert [each.available_at == due[each.event_id] for each in after] == [True, False, True]
     assert [each.locked_by for each in after] == [None, "thief", None]
@@ -667,7 +667,7 @@ def test_many_leases_are_put_back() -> None:
     ids = insert(550, due=-9)
     rows = claim(limit=1000)
     due = unclaimed((each["id"], stored_instant(each["due_at"]), each["queue"]) for each in rows)
-    assert dialect().unclaim(me="me", due=due) == len(ids)
+    assert dialect().unclaim(me="me", due=due) == set()
     assert OutboxEvent.objects.due().filter(locked_by=None).count() == len(ids)
 
 
@@ -676,7 +676,7 @@ def test_many_leases_are_put_back() -> None:
 
 def test_a_repeated_settle_leaves_a_newer_lease_of_its_own_worker() -> None:
     [event_id] = insert()
-    [lease] = [lease_from_row(each, FULL, deadline=1e12, me="me") for each in claimed().rows]
+    [lease] = events_of(claimed().rows)
     decision = Decision(status=Status.RETRY, delay=0.0, spent=1, error="x", outcome="retry")
     written = {"connection": connection, "me": "me", "settings": current()}
     assert settler.write([(lease, decision)], **written) == 0

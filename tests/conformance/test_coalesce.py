@@ -12,15 +12,13 @@ from django.db import connection, transaction
 from django.test import override_settings
 
 import django_outbox as outbox
-from django_outbox.delivery.lease import Lease, lease_from_row
 from django_outbox.events import slot_of
 from django_outbox.listeners import registry
 from django_outbox.listeners.outcomes import COALESCED, Status
 from django_outbox.models import OutboxEvent, OutboxPause, OutboxStream
 from django_outbox.sql import dialect_of
-from django_outbox.sql.values import FULL
 from django_outbox.worker.coalescing import coalesce_and_complete
-from django_outbox.worker.queues import Held
+from django_outbox.worker.held import Held
 from tests.conformance.test_queue_sql import plans_of_the_engine
 from tests.plans import analyze, large_steps, sent
 from tests.table import (
@@ -29,6 +27,7 @@ from tests.table import (
     claimed,
     elsewhere,
     end_leases,
+    events_of,
     ids_of,
     in_thread,
     insert,
@@ -349,18 +348,13 @@ def test_an_older_one_that_another_worker_leases_meanwhile_is_left_to_it() -> No
 
 def test_what_runs_here_already_replaces_none() -> None:
     """An older row may have been committed after it was started."""
-
-    def leased() -> list[Lease]:
-        rows = claimed().rows
-        return [lease_from_row(each, FULL, deadline=1e12, me="me") for each in rows]
-
     with delivered():
         running, held = put(2), Held(30.0)
-        held.add(leased())
+        held.add_rows(events_of(claimed().rows))
         end_leases([running])
         older = put(1)
         OutboxEvent.objects.filter(pk=older).update(seq=1)
-        left, _ = coalesce_and_complete(connection, leased(), held)
+        left, _ = coalesce_and_complete(connection, events_of(claimed().rows), held)
     assert sorted(each.id for each in left) == [running, older]
     assert ended(older) == []
 

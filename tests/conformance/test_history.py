@@ -9,17 +9,16 @@ from django.db import DatabaseError, connection, transaction
 
 import django_outbox as outbox
 from django_outbox.conf import current
-from django_outbox.delivery.lease import lease_from_row
 from django_outbox.listeners import registry
 from django_outbox.listeners.history import LENGTH, entries
 from django_outbox.listeners.outcomes import Decision, Status
 from django_outbox.models import OutboxEvent, OutboxStream
 from django_outbox.sql import dialect_of
-from django_outbox.sql.values import FULL
 from django_outbox.worker import settler
 from tests.surroundings import deliver
 from tests.table import (
     claimed,
+    events_of,
     histories,
     history,
     insert,
@@ -179,7 +178,7 @@ def test_a_replay_that_is_undone_leaves_no_entry() -> None:
 def test_some_of_one_settle_are_refused() -> None:
     """All in one group commit."""
     ids = insert(5)
-    leases = [lease_from_row(each, FULL, deadline=1e12, me="me") for each in claimed().rows]
+    leases = events_of(claimed().rows)
     assert len(leases) == 5
     decision = Decision(
         status=Status.RETRY, delay=60.0, spent=1, error="ValueError: x", outcome="retry"

@@ -9,7 +9,7 @@ from django.db import connection
 
 import django_outbox as outbox
 from django_outbox.models import OutboxEvent, OutboxLease
-from django_outbox.worker.single_node import ActiveLease
+from django_outbox.worker.leader_lease import ActiveLease
 from django_outbox.worker.throttle import Throttle
 from tests.table import elsewhere, in_thread, listening, write
 from tests.test_modes import PURGING, expired

@@ -11,6 +11,7 @@ from django.db import connection
 import django_outbox as outbox
 from django_outbox.models import OutboxEvent, OutboxStream
 from django_outbox.sql import dialect_of
+from django_outbox.worker.releases import release_streams
 from tests.table import elsewhere, in_thread, insert, keyed, row, stream, stream_due_in
 from tests.test_stops import (
     NO_SESSIONS,
@@ -116,7 +117,8 @@ def test_an_idle_stream_that_is_locked_is_not_forgotten(
 ) -> None:
     running, _ = crowded
     with elsewhere(lambda: OutboxStream.objects.select_for_update().get(key="a")):
-        given = in_thread(lambda: running._streams.release_all(connection)).result(10)
+        release = lambda: release_streams(connection, running._releases, running._held)  # noqa: E731
+        given = in_thread(release).result(10)
         assert (given, stream("a").locked_by) == (1, running.id)
     running.finish(at_once)
     running.hand_back(1.0)

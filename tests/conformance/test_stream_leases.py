@@ -100,7 +100,7 @@ def release(key: str, seq: int | None, delay: float | None = None, *, me: str = 
 
 def renew(*keys: str, me: str = "me", lease: float = 90) -> tuple[set[str], set[str]]:
     held = stream_leases(names(*keys))
-    answer = dialect().renew_streams(me=me, leases=held, lease=lease)
+    answer = dialect().renew(me=me, leases=held, lease=lease, table=STREAMS)
     renewed, held = ({each[1:] for each in some} for some in answer)
     return renewed, held
 
@@ -437,8 +437,8 @@ def test_a_hand_back_clears_the_owner_of_a_stream(after: float | None) -> None:
     take("another", exclude=[":a"])
     take()
     keyed("a")  # written during the lease
-    give = dialect().hand_back_streams
-    assert give(me="me", leases=stream_leases([":a", ":b"]), after=after) == 1
+    held = stream_leases([":a", ":b"])
+    assert dialect().release(me="me", leases=held, after=after, table=STREAMS) == 1
     assert stream("a").locked_by is None
     assert stream_due_in("a") <= 1 if after else stream_due_in("a") > 20
     assert stream("b").locked_by == "another"
@@ -458,7 +458,7 @@ def test_a_hand_back_waits_for_no_business_transaction() -> None:
         own = engine_connection("default", lock_wait=1)
         try:
             held = stream_leases([":a", ":b"])
-            return int(dialect_of(own).hand_back_streams(me="me", leases=held, after=1.0))
+            return int(dialect_of(own).release(me="me", leases=held, after=1.0, table=STREAMS))
         finally:
             own.close()
 
@@ -553,7 +553,9 @@ def test_r4_r8_an_open_business_transaction_keeps_nobody_waiting() -> None:
         assert sorted(each.name for each in found) == [":free", ":held"]
         assert on_own_connection(lambda d, own: settled(d, own, event_id, DONE)) == 1
         assert on_own_connection(lambda d, own: settled(d, own, fenced, RETRY)) == 1
-        renewed = on_own_connection(lambda d, own: d.renew_streams(me="me", leases=held, lease=90))
+        renewed = on_own_connection(
+            lambda d, own: d.renew(me="me", leases=held, lease=90, table=STREAMS)
+        )
         assert renewed == ({":free"}, {":held", ":free"})
         released = on_own_connection(
             lambda d, own: d.release_streams(me="me", streams=released_too)
@@ -580,7 +582,7 @@ def test_a_locked_stream_is_not_renewed_because_a_renewed_one_was_released_meanw
             return found
 
         with own.execute_wrapper(release_after):
-            return d.renew_streams(me="me", leases=held, lease=90)
+            return d.renew(me="me", leases=held, lease=90, table=STREAMS)
 
     with business("held"):
         assert on_own_connection(renewed) == (set(), {":held"})
@@ -607,7 +609,7 @@ def test_r5_a_business_transaction_that_outlasts_the_lease() -> None:
     held = stream_leases([":a"])
     with business("a"):
         assert on_own_connection(
-            lambda d, own: d.renew_streams(me="owner", leases=held, lease=30)
+            lambda d, own: d.renew(me="owner", leases=held, lease=30, table=STREAMS)
         ) == (set(), {":a"})
         end_stream_leases_by_time(0.3)
         assert take("heir") == []
@@ -700,12 +702,12 @@ def test_no_statement_reads_or_sorts_the_whole_table(streams_among_many: Sequenc
         "suspect": lambda: take(limit=1, state=RescueState.SUSPECT),
         "keep suspected": lambda: dialect().keep_suspected(me="me", leases=streams, rescues=2),
         "release": lambda: dialect().release_streams(me="me", streams=given),
-        "renew": lambda: dialect().renew_streams(me="me", leases=streams, lease=9),
+        "renew": lambda: dialect().renew(me="me", leases=streams, lease=9, table=STREAMS),
         "route": lambda: dialect().route_rows(me="me", leases=held, route=ROUTE, receipt="r"),
         "further rows": lambda: dialect().add_rows(ids=ids, route=ROUTE, receipt="r"),
         "rows of an event": lambda: dialect().lock_event(ids[0]),
         "receipt": lambda: dialect().note_receipt(ids=ids, receipt="r"),
-        "hand back": lambda: dialect().hand_back_streams(me="me", leases=streams, after=1.0),
+        "hand back": lambda: dialect().release(me="me", leases=streams, after=1.0, table=STREAMS),
     }
     assert large_steps(works) == {}
 

@@ -193,11 +193,11 @@ MUTANTS = (
             (
                 "worker/leases.py",
                 """\
-        leases = self._held.to_renew(started)
+        runs = self._held.to_renew(started)
 """,
                 """\
         return self._held.lease / 6
-        leases = self._held.to_renew(started)
+        runs = self._held.to_renew(started)
 """,
             )
         ],
@@ -217,8 +217,8 @@ MUTANTS = (
         edits=[
             (
                 "sql/claim.py",
-                'f"{due}locked_by = NULL, locked_at = NULL"',
-                'f"{due}locked_by = NULL, locked_at = NULL, rescues = rescues + 1"',
+                'f"{due[0]}locked_by = NULL, locked_at = {leased_at}"',
+                'f"{due[0]}locked_by = NULL, locked_at = {leased_at}, rescues = rescues + 1"',
             )
         ],
     ),

@@ -54,8 +54,8 @@ OWN = (
         edits=[
             (
                 "worker/stream_claims.py",
-                "Stream(name, deadline, locked_at, rescues, lost,",
-                "Stream(name, self._held.deadline(monotonic()), locked_at, rescues, lost,",
+                "            deadline=deadline,\n            rescues",
+                "            deadline=self._held.deadline(monotonic()),\n            rescues",
             )
         ],
     ),
@@ -64,36 +64,21 @@ OWN = (
         kind="slow heartbeat",
         edits=[
             (
-                "worker/leases.py",
-                "        self._held.renewed([",
-                "        deadline = self._held.deadline(monotonic())\n        self._held.renewed([",
-            )
-        ],
-    ),
-    Broken(
-        name="a stream's deadline from the end of its renewal",
-        kind="slow heartbeat",
-        edits=[
-            (
-                "worker/streams.py",
-                "self._set_deadline(some[key], deadline)",
-                "self._set_deadline(some[key], self._held.deadline(monotonic()))",
+                "worker/releases.py",
+                "if each.id in renewed], deadline)",
+                "if each.id in renewed], self._held.deadline(monotonic()))",
             )
         ],
     ),
     Broken(
         name="starts whatever the deadline",
-        edits=[("worker/queues.py", "is not lease or now >= lease.deadline:", "is not lease:")],
+        edits=[("worker/held.py", "not in run.out or now >= run.deadline:", "not in run.out:")],
     ),
     Broken(
         name="a release whatever the version of its stream",
         edits=[
-            ("worker/stream.py", "    seq = stream.seq if delay else None\n", "    seq = None\n"),
-            (
-                "worker/stream.py",
-                "Release(name, locked_at, stream.seq, None,",
-                "Release(name, locked_at, None, None,",
-            ),
+            ("worker/releases.py", "release(run.seq, None)", "release(None, None)"),
+            ("worker/releases.py", "release(run.seq if delay else None,", "release(None,"),
         ],
     ),
     Broken(
@@ -190,7 +175,7 @@ OWN = (
         name="a stream that goes on after a failure",
         edits=[
             (
-                "worker/streams.py",
+                "worker/runs.py",
                 "if decision.status is Status.NEW or settings.STOP_ON_FIRST_FAILURE:",
                 "if False:",
             )
@@ -199,25 +184,21 @@ OWN = (
     Broken(
         name="what runs ahead of any decision",
         edits=[
-            (
-                "worker/streams.py",
-                "if decision is not DONE or lease.stream is None:",
-                "if lease.stream is None:",
-            )
+            ("worker/runs.py", "if decision is not DONE or not run.waiting:", "if not run.waiting:")
         ],
     ),
     Broken(
         name="a stream forgotten when its release fails",
         kind="lost answers",
-        edits=[("worker/streams.py", "if self._put_back(each)]", "if False]")],
+        edits=[("worker/releases.py", "            self._runs.put_back(ended)\n", "")],
     ),
     Broken(
         name="a stream whose refused release is forgotten",
         edits=[
             (
-                "worker/streams.py",
-                "            self._put_back(stream)\n            return stream.read_at",
-                "            return stream.read_at",
+                "worker/releases.py",
+                "self._runs.put_back([run], read_at=monotonic() + run.pause)\n",
+                "run.read_at = monotonic() + run.pause\n",
             )
         ],
     ),
@@ -226,9 +207,9 @@ OWN = (
         kind="long calls",
         edits=[
             (
-                "worker/queues.py",
-                "if known is None or not (lease.renewal or goes_on(known, lease)):",
-                "if True:",
+                "worker/held.py",
+                "elif known is None or is_new(known, run):",
+                "elif known is None or run.table is EVENTS:",
             )
         ],
     ),
@@ -236,9 +217,9 @@ OWN = (
         name="a stream that is claimed anew while it is held",
         edits=[
             (
-                "worker/streams.py",
-                "known = self._streams.setdefault(stream.name, stream)\n",
-                "known = self._streams[stream.name] = stream\n",
+                "worker/held.py",
+                "elif known is None or is_new(known, run):",
+                "elif known is None or run.table is not EVENTS or is_new(known, run):",
             )
         ],
     ),
@@ -246,7 +227,7 @@ OWN = (
         name="outdated streams in claims",
         edits=[
             (
-                "worker/stream.py",
+                "worker/runs.py",
                 "return [*self._left_to_others, *outdated]",
                 "return [*self._left_to_others]",
             )
@@ -256,16 +237,20 @@ OWN = (
         name="streams that are not renewed",
         kind="long calls",
         edits=[
-            ("worker/leases.py", "        if self._streams is not None:\n", "        if False:\n")
+            (
+                "worker/releases.py",
+                "        for table in (EVENTS, STREAMS):\n            mine",
+                "        for table in (EVENTS,):\n            mine",
+            )
         ],
     ),
     Broken(
         name="streams kept after their leases were lost",
         edits=[
             (
-                "worker/streams.py",
-                "for each in streams if self._streams.get(each.name) is each]",
-                "for each in streams if False]",
+                "worker/held.py",
+                "for each in runs if self._runs.get(each.id) is each]",
+                "for each in runs if False]",
             )
         ],
     ),
@@ -273,7 +258,7 @@ OWN = (
         name="a later event of a batch started before an earlier one",
         edits=[
             (
-                "worker/queues.py",
+                "worker/held.py",
                 "if lease.stream in held_up or self._start(lease, now):",
                 "if self._start(lease, now):",
             )
@@ -307,8 +292,8 @@ OWN = (
         edits=[
             (
                 "worker/stopping.py",
-                "            unstarted = self._held.unstarted()\n",
-                "            unstarted = self._held.running()\n",
+                "self._releases.give_back(self._held.of(EVENTS))",
+                "self._releases.give_back([])",
             )
         ],
     ),
@@ -330,7 +315,7 @@ OWN = (
     Broken(
         name="a claim that brings back what was done meanwhile",
         kind="slots",
-        edits=[("worker/queues.py", "if ended and lease", "if False and lease")],
+        edits=[("worker/held.py", "if ended and run", "if False and run")],
     ),
     Broken(
         name="a log handler that ends the thread that it fails",

@@ -7,8 +7,8 @@ from typing import Any
 
 from django.db import connections
 
-from django_outbox.delivery.lease import Lease, lease_from_row
-from django_outbox.sql.values import FULL, KEYED
+from django_outbox.delivery.lease import Lease, Run, lease_from_row, row_run
+from django_outbox.sql.values import FULL, KEYED, STREAMS
 
 SCRIPTED = "scripted"  # the alias of the database, and its vendor
 NOW = datetime(2026, 1, 1, tzinfo=timezone.utc)
@@ -63,8 +63,24 @@ def claimed_row(
     return (*row(event_id, columns, **values), NOW, was, at)
 
 
-def lease(event_id: str = "a", *, key: str | None = None, deadline: float = 10_000.0) -> Lease:
-    """Return a lease of an event, or of an event of a stream."""
-    stream = None if key is None else f":{key}"
-    found = claimed_row(event_id, KEYED, key=key, stream=stream, seq=1)
-    return lease_from_row(found, KEYED, deadline=deadline, me="me")
+def run_of(
+    found: tuple[Any, ...], columns: tuple[str, ...] = FULL, *, deadline: float = 10_000.0
+) -> Run:
+    """Return the run of a row as it was claimed."""
+    return row_run(found, columns, deadline=deadline, me="me")
+
+
+def stream(key: str, *, deadline: float = 10_000.0) -> Run:
+    """Return a leased stream of which nothing was read yet."""
+    return Run(
+        table=STREAMS, id=f":{key}", queue="default", locked_at=NOW, deadline=deadline, read_at=0.0
+    )
+
+
+def lease(event_id: str = "a", *, of: Run | None = None, deadline: float = 10_000.0) -> Lease:
+    """Return an event that is leased, by itself or with a stream."""
+    key, name = (None, None) if of is None else (of.id[1:], of.id)
+    columns = FULL if of is None else KEYED
+    found = claimed_row(event_id, columns, key=key, stream=name, seq=1)
+    run = run_of(found, deadline=deadline) if of is None else of
+    return lease_from_row(found, columns, run=run, me="me")

@@ -11,7 +11,7 @@ from django_outbox.listeners.outcomes import DONE, LOST, Decision, Status
 from django_outbox.listeners.registry import ANY, Listener
 from django_outbox.queue_settings import BreakerSettings
 from django_outbox.worker.breaker import Breaker
-from django_outbox.worker.queues import Held
+from django_outbox.worker.held import Held
 from django_outbox.worker.wakeup import Wakeup
 from tests.unit.scripted import SCRIPTED, Clock, connection, lease
 
@@ -88,7 +88,7 @@ def test_only_a_success_of_the_probe_closes_it(
     outcome: str, statement: str, breaker: Breaker, held: Held, dialect: Any
 ) -> None:
     probe = lease()
-    held.add([probe])
+    held.add_rows([probe])
     assert breaker.begin_probe(connection(), 60)
     assert breaker.is_probe(probe)
     breaker.record(LISTENER, OUTCOMES[outcome])

@@ -11,10 +11,12 @@ import django_outbox as outbox
 from django_outbox.conf import Settings
 from django_outbox.sql.values import EVENTS, Claimed, PauseTimes
 from django_outbox.worker.claimer import Claimer
+from django_outbox.worker.held import Held
 from django_outbox.worker.pauses import KnownPauses
 from django_outbox.worker.pools import Pool, Pools
-from django_outbox.worker.queues import AsyncLoad, Decisions, Held, Offer, Offers
-from django_outbox.worker.streams import Streams
+from django_outbox.worker.queues import AsyncLoad, Decisions, Offer, Offers
+from django_outbox.worker.releases import Releases
+from django_outbox.worker.runs import Runs
 from django_outbox.worker.throttle import ClaimThrottle
 from django_outbox.worker.wakeup import Wakeup
 from tests.unit.scripted import SCRIPTED, Clock, lease
@@ -47,12 +49,14 @@ class Worker:
             "pools": pools,
             "wakeup": wakeup,
         }
+        runs = Runs(settings=settings, held=self.held, pools=pools, wakeup=wakeup)
         self._claimer = Claimer(
             decisions=decisions,
             may_claim=lambda: True,
             settled=lambda: 0,
             known_pauses=pauses,
-            streams=Streams(**parts),
+            runs=runs,
+            releases=Releases(alias=SCRIPTED, me="me", held=self.held, runs=runs, wakeup=wakeup),
             throttle=ClaimThrottle(),
             **parts,
         )
@@ -100,8 +104,8 @@ def test_a_poll_follows_an_offer_that_is_paused(dialect: Any) -> None:
 
 def test_a_poll_follows_offers_for_which_no_thread_was_free(dialect: Any) -> None:
     worker = Worker(dialect)
-    worker.held.add([lease()])
+    (leased,) = worker.held.add_rows([lease()])
     worker.offers.offer(OFFER)
     assert worker.claims() == []
-    worker.held.drop([*worker.held.unstarted()])
+    worker.held.drop([leased])
     assert worker.claims() == ["poll"]

@@ -17,16 +17,26 @@ from django_outbox.delivery.lease import Lease, lease_from_row
 from django_outbox.listeners.outcomes import DONE
 from django_outbox.sql.values import FULL, KEYED, Branch, Claim, Claimed, StreamRows
 from django_outbox.worker.event_claims import EventClaims
-from django_outbox.worker.leader_lease import Leader
+from django_outbox.worker.held import SAFE_PART, Held
+from django_outbox.worker.leader_lease import ActiveLease, Leader
 from django_outbox.worker.leases import Heartbeat
 from django_outbox.worker.pauses import KnownPauses
-from django_outbox.worker.queues import SAFE_PART, Decisions, Held
-from django_outbox.worker.single_node import ActiveLease
-from django_outbox.worker.stream import Stream
+from django_outbox.worker.queues import Decisions
+from django_outbox.worker.releases import Releases
+from django_outbox.worker.runs import Runs
 from django_outbox.worker.stream_claims import StreamClaims
-from django_outbox.worker.streams import Streams
 from django_outbox.worker.wakeup import Wakeup
-from tests.unit.scripted import NOW, SCRIPTED, Clock, claimed_row, connection, lease, row
+from tests.unit.scripted import (
+    NOW,
+    SCRIPTED,
+    Clock,
+    claimed_row,
+    connection,
+    lease,
+    row,
+    run_of,
+    stream,
+)
 
 LEASE = 30.0  # seconds
 SAFE = SAFE_PART * LEASE  # seconds
@@ -43,9 +53,9 @@ class Parts:
         self.pools: Any = SimpleNamespace(
             put=self.ready.append, put_all=self.ready.extend, accepts=lambda queue: True
         )
-        self.streams = Streams(
-            settings=self.settings, pools=self.pools, wakeup=Wakeup(), **self.common
-        )
+        wakeup = Wakeup()
+        self.runs = Runs(settings=self.settings, held=self.held, pools=self.pools, wakeup=wakeup)
+        self.releases = Releases(runs=self.runs, wakeup=wakeup, **self.common)
         self.for_claims: dict[str, Any] = {
             **self.common,
             "settings": self.settings,
@@ -56,17 +66,15 @@ class Parts:
 
     def has(self, deadline: float, *, key: str | None = None) -> None:
         """Lease the event, or its stream, until ``deadline`` (monotonic)."""
-        found = lease("a", key=key, deadline=deadline)
         if key is None:
-            self.held.add([found])
-            self.ready.append(found)
+            self.ready += self.held.add_rows([lease("a", deadline=deadline)])
         else:
-            stream = Stream(f":{key}", deadline, NOW)
-            self.streams.claimed([stream])
-            self.streams.add_events(stream, 1, [found], 0.0)
+            run = stream(key, deadline=deadline)
+            self.held.add([run])
+            self.runs.add_events(run, 1, [lease("a", of=run)], 0.0)
 
     def beat(self) -> None:
-        Heartbeat(worker_row=None, streams=self.streams, **self.common).step()
+        Heartbeat(worker_row=None, runs=self.runs, releases=self.releases, **self.common).step()
 
     def may_start(self) -> bool:
         (found,) = self.ready
@@ -86,7 +94,9 @@ def claim_known_event(parts: Parts) -> Callable[[], bool]:
 
 
 def claim_stream(parts: Parts) -> Callable[[], bool]:
-    streams = StreamClaims(streams=parts.streams, known_pauses=KnownPauses(), **parts.for_claims)
+    streams = StreamClaims(
+        runs=parts.runs, releases=parts.releases, known_pauses=KnownPauses(), **parts.for_claims
+    )
     streams.claim({"default": 1}, scan=True)
     return parts.may_start
 
@@ -133,7 +143,7 @@ CASES: list[tuple[Callable[[Parts], Callable[[], bool]], str, Any]] = [
     (claim_stream, "claim", Claimed([(STREAM, "default", 0, NOW, None, NOW)])),
     (claim_known_stream, "claim", Claimed([(STREAM, "default", 0, NOW, "me", NOW)])),
     (renew_event, "renew", ({"a"}, {"a"})),
-    (renew_stream, "renew_streams", ({STREAM}, {STREAM})),
+    (renew_stream, "renew", ({STREAM}, {STREAM})),
     (take_named_lease, "take_lease", True),
     (renew_named_lease, "note_lease", True),
     (take_active_lease, "take_lease", True),
@@ -181,18 +191,18 @@ def test_what_a_claim_renews_goes_on_by_the_new_lease(name: str, dialect: Any) -
     parts = Parts()
     act(parts)
     (found,) = parts.ready
-    held = [found, parts.streams.get(found.stream)]
-    assert {each.locked_at for each in held if each is not None} == {LATER}
+    assert found.locked_at == LATER
 
 
 def test_a_claim_brings_nothing_back_that_has_ended_as_done_since_it_began() -> None:
     """Its statement had leased the row anew before the settle, and its answer comes late."""
     held, first = Held(LEASE), lease("a")
-    held.add([first])
+    held.add_rows([first])
     held.begin_claim()
-    held.drop_settled([(first, DONE)])
-    again = lease_from_row(claimed_row("a", was="me"), FULL, deadline=10_000.0, me="me")
-    assert held.add([again]) == []
+    held.settled([(first, DONE)])
+    found = claimed_row("a", was="me")
+    again = lease_from_row(found, FULL, run=run_of(found), me="me")
+    assert held.add_rows([again]) == []
     assert not len(held)
     held.begin_claim()  # the next claim leases it for another reason
-    assert held.add([again]) == [again]
+    assert held.add_rows([again]) == [again]

@@ -15,15 +15,15 @@ from django_outbox.listeners import registry
 from django_outbox.listeners.outcomes import DONE, LOST, Decision, Status
 from django_outbox.worker.batch_delivery import BatchDelivery
 from django_outbox.worker.connection_cleanup import ConnectionCleanup
-from django_outbox.worker.queues import Held
+from django_outbox.worker.held import Held
 from django_outbox.worker.ready import Lane, Ready
-from django_outbox.worker.stream import Stream
-from django_outbox.worker.streams import Streams
+from django_outbox.worker.runs import Runs
 from django_outbox.worker.wakeup import Wakeup
 from tests.table import PLACED, listening
-from tests.unit.scripted import SCRIPTED, Clock, lease
+from tests.unit.scripted import SCRIPTED, Clock, lease, stream
 
 KEY = "order-1"
+ANY_THREAD: Any = SimpleNamespace(put=lambda lease: None, accepts=lambda queue: True)
 DEFERRED = Decision(status=Status.NEW, delay=1.0, outcome="deferred")
 FAILED = Decision(status=Status.RETRY, delay=1.0, spent=1, outcome="retry")
 DEAD = Decision(status=Status.DEAD, spent=1, outcome="dead")
@@ -40,11 +40,21 @@ def held(clock: Clock) -> Held:
 def test_what_is_behind_a_lost_event_of_its_key_does_not_start(
     lost: str, started: str, held: Held
 ) -> None:
-    leases = [*(lease(each, key=KEY) for each in "abc"), *(lease(each) for each in "xyz")]
-    held.add(leases)
+    leases = [*keyed(held, "abc"), *held.add_rows(lease(each) for each in "xyz")]
     held.drop(each for each in leases if each.event_id in lost)
     held.start_all(leases)
     assert "".join(each.event_id for each in leases if each.started_at) == started
+
+
+def keyed(held: Held, events: str) -> list[Lease]:
+    """Return events of one stream, which are all out."""
+    run = stream(KEY)
+    held.add([run])
+    runs = Runs(settings=Settings(), held=held, pools=ANY_THREAD, wakeup=Wakeup())
+    runs.add_events(run, 3, found := [lease(each, of=run) for each in events], 0.0)
+    for each in found[:-1]:
+        runs.follower_of(each, lambda follower: True)
+    return found
 
 
 class Leased:
@@ -53,13 +63,11 @@ class Leased:
     def __init__(self, held: Held) -> None:
         self._ready = list[Lease]()
         pools: Any = SimpleNamespace(put=self._ready.append, accepts=lambda queue: True)
-        self.streams = Streams(
-            alias=SCRIPTED, me="me", settings=Settings(), held=held, pools=pools, wakeup=Wakeup()
-        )
-        self.a, self.b, self.c = self.events = [lease(each, key=KEY) for each in "abc"]
-        stream = Stream(f":{KEY}", self.a.deadline, self.a.locked_at)
-        self.streams.claimed([stream])
-        self.streams.add_events(stream, 3, self.events, 0.0)
+        self.runs = Runs(settings=Settings(), held=held, pools=pools, wakeup=Wakeup())
+        run = stream(KEY)
+        self.a, self.b, self.c = self.events = [lease(each, of=run) for each in "abc"]
+        held.add([run])
+        self.runs.add_events(run, 3, self.events, 0.0)
 
     @property
     def ready(self) -> str:
@@ -68,7 +76,7 @@ class Leased:
 
     def follow(self, lease: Lease) -> Lease | None:
         """Return what joins a batch behind an event."""
-        return self.streams.follower_of(lease, lambda follower: True)
+        return self.runs.follower_of(lease, lambda follower: True)
 
 
 @pytest.fixture
@@ -78,24 +86,24 @@ def leased(held: Held) -> Leased:
 
 def test_one_event_at_a_time_is_handed_out_until_it_is_settled(leased: Leased) -> None:
     assert leased.ready == "a"
-    leased.streams.settled([(leased.a, DONE)])
+    leased.runs.settled([(leased.a, DONE)])
     assert leased.ready == "ab"
-    leased.streams.settled([(leased.b, DONE)])
+    leased.runs.settled([(leased.b, DONE)])
     assert leased.ready == "abc"
 
 
 def test_a_thread_goes_on_behind_the_last_event_that_was_handed_out(leased: Leased) -> None:
-    assert leased.streams.next(leased.a, DONE) is leased.b
-    assert leased.streams.next(leased.a, DONE) is None
-    assert leased.streams.next(leased.b, DONE) is leased.c
+    assert leased.runs.next(leased.a, DONE) is leased.b
+    assert leased.runs.next(leased.a, DONE) is None
+    assert leased.runs.next(leased.b, DONE) is leased.c
 
 
 @pytest.mark.parametrize("decision", [DEFERRED, FAILED, DEAD, LOST], ids=lambda each: each.outcome)
 def test_no_thread_goes_on_before_what_is_not_done_is_settled(
     decision: Decision, leased: Leased
 ) -> None:
-    assert leased.streams.next(leased.a, decision) is None
-    leased.streams.settled([(leased.a, decision)])
+    assert leased.runs.next(leased.a, decision) is None
+    leased.runs.settled([(leased.a, decision)])
     assert leased.ready == ("ab" if decision is DEAD else "a")
 
 
@@ -107,21 +115,21 @@ def test_a_batch_takes_them_one_behind_the_other(leased: Leased) -> None:
 
 @pytest.mark.parametrize("first", [0, 1], ids=["a thread's", "a batch's"])
 def test_nothing_is_handed_out_while_a_later_event_runs(first: int, leased: Leased) -> None:
-    take = leased.follow if first else lambda each: leased.streams.next(each, DONE)
+    take = leased.follow if first else lambda each: leased.runs.next(each, DONE)
     assert take(leased.a) is leased.b
-    leased.streams.settled([(leased.a, DONE)])
+    leased.runs.settled([(leased.a, DONE)])
     assert leased.ready == "a"
-    leased.streams.settled([(leased.b, DONE)])
+    leased.runs.settled([(leased.b, DONE)])
     assert leased.ready == "ac"
 
 
 def test_what_a_batch_puts_back_keeps_its_order(leased: Leased) -> None:
     leased.follow(leased.a)
     leased.follow(leased.b)
-    leased.streams.wait_again([leased.b, leased.c])
-    leased.streams.settled([(leased.a, DONE)])
+    leased.runs.wait_again([leased.b, leased.c])
+    leased.runs.settled([(leased.a, DONE)])
     assert leased.ready == "ab"
-    leased.streams.settled([(leased.b, DONE)])
+    leased.runs.settled([(leased.b, DONE)])
     assert leased.ready == "abc"
 
 
@@ -131,8 +139,7 @@ def test_what_a_batch_puts_back_keeps_its_order(leased: Leased) -> None:
 def test_a_batch_calls_nothing_behind_what_its_queue_turned_away(
     turned_away: str, called: str, held: Held
 ) -> None:
-    leases = [*(lease(each, key=KEY) for each in "abc"), *(lease(each) for each in "xyz")]
-    held.add(leases)
+    leases = [*keyed(held, "abc"), *held.add_rows(lease(each) for each in "xyz")]
     parts: Any = {
         "pool": SimpleNamespace(
             is_probing=False,
@@ -142,7 +149,7 @@ def test_a_batch_calls_nothing_behind_what_its_queue_turned_away(
             report=None,
         ),
         "pools": SimpleNamespace(settle=lambda each, decision: None),
-        "streams": Leased(Held(30)).streams,
+        "runs": Leased(Held(30)).runs,
     }
     cleanup: Any = create_autospec(ConnectionCleanup, instance=True)
     place: Any = SimpleNamespace(lease=None, batch=[], fallbacks=deque())

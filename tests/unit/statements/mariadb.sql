@@ -431,9 +431,8 @@ UPDATE
    FROM `outbox_event` e
    FORCE INDEX (PRIMARY)
    WHERE id IN (%s, %s)
-     AND e.status IN (0, 2)
-     AND e.locked_by = %s
-     AND e.locked_at IN (%s)
+     AND locked_by = %s
+     AND locked_at IN (%s)
    LIMIT %s
    FOR UPDATE SKIP LOCKED) unlocked
 STRAIGHT_JOIN `outbox_event` e
@@ -447,9 +446,8 @@ UPDATE
    FROM `outbox_event` e
    FORCE INDEX (PRIMARY)
    WHERE id IN (%s, %s)
-     AND e.status IN (0, 2)
-     AND e.locked_by = %s
-     AND e.locked_at IN (%s)
+     AND locked_by = %s
+     AND locked_at IN (%s)
    LIMIT %s
    FOR UPDATE SKIP LOCKED) unlocked
 STRAIGHT_JOIN `outbox_event` e
@@ -472,6 +470,12 @@ STRAIGHT_JOIN `outbox_event` e
 FORCE INDEX (PRIMARY) ON e.id = unlocked.id
 SET available_at = CAST(%s AS DATETIME(6)), queue = CASE e.id WHEN %s THEN %s WHEN %s THEN %s
                                                     END, locked_by = NULL, locked_at = NULL;
+
+SELECT id
+FROM `outbox_event`
+WHERE id IN (%s, %s)
+  AND locked_by = %s
+  AND locked_at IN (%s);
 
 -- release streams
 

@@ -387,9 +387,8 @@ WITH unlocked AS MATERIALIZED
   (SELECT id
    FROM "outbox_event" e
    WHERE id = ANY(%s)
-     AND e.status IN (0, 2)
-     AND e.locked_by = %s
-     AND e.locked_at = ANY(%s::timestamptz[])
+     AND locked_by = %s
+     AND locked_at = ANY(%s::timestamptz[])
      FOR
      UPDATE SKIP LOCKED)
 UPDATE "outbox_event" e
@@ -403,9 +402,8 @@ WITH unlocked AS MATERIALIZED
   (SELECT id
    FROM "outbox_event" e
    WHERE id = ANY(%s)
-     AND e.status IN (0, 2)
-     AND e.locked_by = %s
-     AND e.locked_at = ANY(%s::timestamptz[])
+     AND locked_by = %s
+     AND locked_at = ANY(%s::timestamptz[])
      FOR
      UPDATE SKIP LOCKED)
 UPDATE "outbox_event" e
@@ -431,6 +429,12 @@ UPDATE "outbox_event" e
 SET available_at = v.due_at, queue = v.queue, locked_by = NULL, locked_at = NULL
 FROM v
 WHERE e.id = v.id;
+
+SELECT id
+FROM "outbox_event"
+WHERE id = ANY(%s)
+  AND locked_by = %s
+  AND locked_at = ANY(%s::timestamptz[]);
 
 -- release streams
 

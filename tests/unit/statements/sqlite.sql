@@ -424,18 +424,16 @@ WHERE stream IN (%s, %s)
 UPDATE "outbox_event" AS e
 SET available_at = strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now', %s || ' seconds'), locked_by = NULL, locked_at = NULL
 WHERE id IN (%s, %s)
-  AND e.status IN (0, 2)
-  AND e.locked_by = %s
-  AND e.locked_at IN (%s);
+  AND locked_by = %s
+  AND locked_at IN (%s);
 
 -- release when the lease ends
 
 UPDATE "outbox_event" AS e
 SET locked_by = NULL, locked_at = NULL
 WHERE id IN (%s, %s)
-  AND e.status IN (0, 2)
-  AND e.locked_by = %s
-  AND e.locked_at IN (%s);
+  AND locked_by = %s
+  AND locked_at IN (%s);
 
 -- release each as it was
 
@@ -449,6 +447,12 @@ WHERE e.id = v.id
   AND e.status IN (0, 2)
   AND e.locked_by = %s
   AND e.locked_at = v.locked_at;
+
+SELECT id
+FROM "outbox_event"
+WHERE id IN (%s, %s)
+  AND locked_by = %s
+  AND locked_at IN (%s);
 
 -- release streams
 

@@ -1,0 +1,154 @@
+"""Release and renew: the verbs that give leases back, and that keep them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Sequence
+from functools import partial
+from math import inf
+
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from .. import doorbell
+from ..clocks import monotonic
+from ..delivery.lease import Lease, Run
+from ..signals import announce, lease_lost
+from ..sql import dialect_of
+from ..sql.values import EVENTS, STREAMS, Release, Unclaimed
+from .effects import Statement, Steps, perform
+from .held import Held, ids_and_leases
+from .runs import Runs
+from .wakeup import Wakeup
+
+logger = logging.getLogger("django_outbox")
+
+LOCKED_RETRY_TIME = 0.5  # seconds for which locked streams are tried again
+AT_ONCE = 500  # leases renewed by one statement
+READ_WAITS = (0.01, 0.2)  # seconds before an unreleased stream is read again: at first, and at most
+
+
+class Releases:
+    """Gives back the runs of a worker. Each verb is for one thread; several may be in progress."""
+
+    def __init__(self, *, alias: str, me: str, held: Held, runs: Runs, wakeup: Wakeup) -> None:
+        self._alias, self._me = alias, me
+        self._held, self._runs, self._wakeup = held, runs, wakeup
+
+    def release_ended(self) -> Steps[int]:
+        """Release streams that have ended; return how many were.
+
+        Those that have changed since, or are locked, are to be read again.
+        """
+        now = monotonic()
+        if not (ended := self._runs.take_ended(now)):
+            return 0
+        given = [release_of(each, now) for each in ended]
+        try:
+            freed = yield self._statement("release_streams", streams=given)
+        except BaseException:
+            self._runs.put_back(ended)
+            raise
+        released = [each for each in ended if each.id in freed]
+        soonest = [self._runs.released(each) for each in released]
+        for run in ended:
+            if run.id not in freed:
+                run.pause = min(2 * run.pause, READ_WAITS[1]) or READ_WAITS[0]
+                self._runs.put_back([run], read_at=monotonic() + run.pause)
+                soonest.append(run.read_at)
+        if any(each.is_left for each in released):
+            yield doorbell.ring
+        if min(soonest) < inf:
+            self._wakeup.expect(max(min(soonest) - monotonic(), 0.0))
+        return len(released)
+
+    def give_back(self, runs: Sequence[Run]) -> Steps[tuple[list[Lease], int]]:
+        """Release what has not started of runs, due as before; return these rows, and streams.
+
+        It is not started here any more: a thread that is about to, waits, and then may not. A
+        stream of which an event runs is released once that is settled. What is locked stays held.
+        """
+        with self._held.changed:
+            rows = [one for run in runs if run.table is EVENTS for one in run.unstarted]
+            self._held.drop(rows)
+            for run in runs:
+                if run.table is STREAMS:
+                    self._runs.leave(run)
+        streams = yield from self.release_ended()
+        if not rows:
+            return [], streams
+        try:
+            left = yield self._statement("unclaim", due=as_before(rows))
+        except BaseException:
+            self._held.add_rows(rows)  # they are renewed, and may still start
+            raise
+        self._held.add_rows(each for each in rows if each.id in left)
+        yield doorbell.ring
+        return [each for each in rows if each.id not in left], streams
+
+    def release_streams(self) -> Steps[int]:
+        """Release all streams, those that run once they are settled; return how many were."""
+        for run in self._held.of(STREAMS):
+            self._runs.interrupt(run)
+        return (yield from self.release_ended())
+
+    def hand_back(self, after: float | None) -> Steps[int]:
+        """Release what still runs, whose settles will be refused; return how many runs were.
+
+        They are due ``after`` seconds from now; with None, when their leases would have ended.
+        """
+        count = 0
+        for table in (EVENTS, STREAMS):
+            if runs := self._held.of(table):
+                leases = ids_and_leases(runs)
+                count += yield self._statement("release", table=table, leases=leases, after=after)
+        yield doorbell.ring
+        return count
+
+    def renew(self, runs: Sequence[Run]) -> Steps[None]:
+        """Renew the leases of runs; give up those that other workers own."""
+        for table in (EVENTS, STREAMS):
+            mine = [each for each in runs if each.table is table]
+            for start in range(0, len(mine), AT_ONCE):
+                some, deadline = mine[start : start + AT_ONCE], self._held.deadline(monotonic())
+                renewed, held = yield self._statement(
+                    "renew", table=table, leases=ids_and_leases(some), lease=self._held.lease
+                )
+                self._held.renewed([each for each in some if each.id in renewed], deadline)
+                self._lose([each for each in some if each.id not in held])
+
+    def _lose(self, runs: Sequence[Run]) -> None:
+        if count := self._held.lose(runs):
+            logger.warning("lost leases before their start count=%d", count)
+            announce(lease_lost, sender=self._alias, count=count)
+
+    def _statement(self, name: str, **given: object) -> Statement:
+        return lambda connection: getattr(dialect_of(connection), name)(me=self._me, **given)
+
+
+def release_streams(connection: BaseDatabaseWrapper, releases: Releases, held: Held) -> int:
+    """Release all streams, those that run once they are settled; return how many were released.
+
+    A business transaction that locks one may end soon: it is tried again for a moment.
+    """
+    count, until = 0, monotonic() + LOCKED_RETRY_TIME
+    while True:
+        count += perform(connection, releases.release_streams())
+        if all(each.out for each in held.of(STREAMS)) or monotonic() > until:
+            return count
+        time.sleep(0.01)
+
+
+def as_before(leases: Iterable[Lease]) -> list[Unclaimed]:
+    """Return how rows are released unstarted: due as before, in the queues that they belong to."""
+    return [Unclaimed(each.id, each.locked_at, each.due_at, each.queue) for each in leases]
+
+
+def release_of(run: Run, now: float) -> Release:
+    """Return how a stream is released."""
+    release = partial(Release, run.id, run.locked_at, is_innocent=run.is_innocent)
+    if run.due == inf:
+        return release(run.seq, None)
+    # If it is due at once, its next claim reads what was written in the meantime.
+    delay = max(run.due - now, 0.0)
+    return release(run.seq if delay else None, delay, run.next_queue)

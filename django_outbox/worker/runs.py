@@ -1,0 +1,271 @@
+"""``Runs``: hands out the events of each stream in order, one after the other.
+
+A stream falls due as a row does. One of its events is out at a time: it is in the ready queue, in a
+thread, or decided and waiting to be settled, with those that the thread ran next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from math import ceil, inf
+from typing import Protocol
+
+from ..clocks import monotonic
+from ..conf import Settings
+from ..delivery.deliver import listener_of
+from ..delivery.lease import Lease, Run
+from ..listeners.outcomes import DONE, LOST, Decision, Status
+from ..sql.values import STREAMS
+from .held import Held
+from .rescues import kept_count
+from .wakeup import Wakeup
+
+
+class StreamHeads(Protocol):
+    """The threads that deliver the first event of each stream."""
+
+    def put(self, lease: Lease) -> None:
+        """Queue an event for the threads of its queue."""
+
+    def accepts(self, queue: str) -> bool:
+        """Return whether events of this queue may be started here."""
+
+
+class Runs:
+    """What becomes of the streams of a worker, between their claim and their release."""
+
+    def __init__(
+        self, *, settings: Settings, held: Held, pools: StreamHeads, wakeup: Wakeup
+    ) -> None:
+        self._settings, self._held, self._pools, self._wakeup = settings, held, pools, wakeup
+        self._lock = held.lock
+        self.ended: list[Run] = []  # streams to be released
+        # Ids that only other workers may claim, each until a time (monotonic).
+        self._left_to_others: dict[str, float] = {}
+
+    def __len__(self) -> int:
+        """Return how many streams are leased."""
+        return len(self._held.of(STREAMS))
+
+    @property
+    def followers(self) -> int:
+        """Return how many events wait behind those that are out."""
+        with self._lock:
+            return sum(len(each.waiting) for each in self._held.of(STREAMS))
+
+    # -- for the claimer -------------------------------------------------------------------------
+
+    def excluded(self, now: float) -> list[str]:
+        """Return the names of the streams that a claim leaves out.
+
+        These are streams of ours whose leases may have ended, and those left to other workers.
+        """
+        with self._lock:
+            left = self._left_to_others
+            self._left_to_others = {key: until for key, until in left.items() if until > now}
+            outdated = [each.id for each in self._held.of(STREAMS) if each.deadline < now]
+            return [*self._left_to_others, *outdated]
+
+    def next_exclusion_end(self) -> float:
+        """Return when (monotonic) a claim may include streams again that were left to others."""
+        with self._lock:
+            return min(self._left_to_others.values(), default=inf)
+
+    def next_read(self) -> float:
+        """Return when (monotonic) the next stream is to be read."""
+        return min((each.read_at for each in self._held.of(STREAMS)), default=inf)
+
+    def to_read(self, now: float, most: int) -> list[Run]:
+        return [each for each in self._held.of(STREAMS) if each.read_at <= now][:most]
+
+    def suspect(self) -> Run | None:
+        """Return the stream whose events run one by one, if there is one."""
+        return next((each for each in self._held.of(STREAMS) if each.alone), None)
+
+    def add_events(self, run: Run, seq: int, leases: Sequence[Lease], due: float) -> None:
+        """Add the events read of a stream and hand out the first; without any, release it."""
+        with self._lock:
+            run.seq, run.due, run.read_at = seq, due, inf
+            run.is_left = run.interrupted = False
+            run.waiting += leases
+            run.alone = max(run.alone - 1, 0)
+            for lease in leases:
+                load = self._held.load(lease.queue)
+                load.count(lease, 1)
+                load.followers += 1
+            if leases:
+                run.pause = 0.0
+                self._hand_out(run)
+            else:
+                self.ended.append(run)
+
+    def add_decided(self, run: Run, seq: int, lease: Lease, due: float) -> None:
+        """Add an event that was decided without being run."""
+        with self._lock:
+            run.seq, run.due, run.read_at = seq, due, inf
+            self._held.load(lease.queue).count(lease, 1)
+            lease.decided = True
+            run.out.append(lease)
+
+    # -- for the threads -------------------------------------------------------------------------
+
+    def next(self, lease: Lease, decision: Decision) -> Lease | None:
+        """Return the next event if the same thread may run it before ``decision`` is settled.
+
+        Only a plain DONE may run ahead of its settle. Any other decision is settled first, to keep
+        the order, and so is every decision before an atomic listener, which commits its own.
+        """
+        run = lease.run
+        if decision is not DONE or not run.waiting:
+            return None
+        with self._lock:
+            if not run.waiting or run.out[-1:] != [lease]:
+                return None
+            follower = run.waiting[0]
+            listener = listener_of(follower)
+            if listener is not None and listener.atomic:
+                return None
+            if follower.queue != lease.queue or not self._pools.accepts(follower.queue):
+                return None
+            return self._take_first(run)
+
+    def follower_of(self, lease: Lease, fits: Callable[[Lease], bool]) -> Lease | None:
+        """Hand out the event behind the last one of its stream that was, if it ``fits``."""
+        run = lease.run
+        with self._lock:
+            if not run.waiting or run.out[-1:] != [lease]:
+                return None
+            follower = run.waiting[0]
+            if follower.queue != lease.queue or not fits(follower):
+                return None
+            return self._take_first(run)
+
+    def wait_again(self, leases: Sequence[Lease]) -> None:
+        """Let events wait again, unstarted, behind one of their key that is not done."""
+        with self._lock:
+            for lease in reversed(leases):
+                lease.started_at = 0.0
+                if lease in lease.run.out:
+                    lease.run.out.remove(lease)
+                    lease.run.waiting.insert(0, lease)
+                    self._held.load(lease.queue).followers += 1
+
+    def settled(self, batch: Iterable[tuple[Lease, Decision]]) -> None:
+        """Continue streams whose decisions are settled; mark finished ones for release."""
+        with self._lock:
+            for lease, decision in batch:
+                run = lease.run
+                if not self._held.remove(lease) or self._held.get(run.id) is not run:
+                    continue
+                run.rescues = min(run.rescues, kept_count(self._settings))
+                self._apply(run, lease, decision)
+                if not run.out:
+                    is_end = decision.delay is None or decision.status is Status.RETRY
+                    run.is_innocent = is_end and decision is not LOST and not run.interrupted
+                    self._continue(run)
+            self._held.changed.notify_all()
+
+    def _apply(self, run: Run, lease: Lease, decision: Decision) -> None:
+        settings, now = self._settings, monotonic()
+        if decision is LOST:
+            self._stop(run, now)
+        elif decision.delay is not None:
+            run.next_queue = lease.queue
+            if decision.status is Status.NEW or settings.STOP_ON_FIRST_FAILURE:
+                self._stop(run, now + decision.delay)
+            else:
+                run.due = min(run.due, now + decision.delay)
+        elif decision.status is Status.DEAD and settings.ON_DEAD == "block":
+            self._stop(run, inf if settings.STOP_ON_FIRST_FAILURE else run.due)
+
+    def _stop(self, run: Run, due: float) -> None:
+        self._held.drop([*run.waiting])
+        run.due, run.alone = due, 0
+
+    def _continue(self, run: Run) -> None:
+        if run.waiting:
+            self._hand_out(run)
+        elif run.alone:
+            run.read_at = 0.0
+            self._wakeup.expect(0.0)
+        else:
+            self.ended.append(run)
+
+    def _hand_out(self, run: Run) -> None:
+        queue = run.waiting[0].queue
+        if self._pools.accepts(queue):
+            self._pools.put(self._take_first(run))
+        else:
+            self.leave(run)
+
+    def _take_first(self, run: Run) -> Lease:
+        lease = run.waiting.pop(0)
+        lease.handed_out_at = monotonic()  # before, it did not wait for a thread
+        self._held.load(lease.queue).followers -= 1
+        run.out.append(lease)
+        return lease
+
+    # -- giving back -----------------------------------------------------------------------------
+
+    def leave(self, run: Run, queue: str | None = None) -> None:
+        """Interrupt a stream, and leave it to other workers for a while."""
+        with self._lock:
+            run.is_left = True
+            self.interrupt(run, queue)
+
+    def interrupt(self, run: Run, queue: str | None = None) -> None:
+        """Have a stream released, due at once, when what runs of it is settled.
+
+        ``queue`` is that of its first event, if that has not been added.
+        """
+        with self._lock:
+            unstarted = run.unstarted
+            self._held.drop(unstarted)
+            run.next_queue = queue or (unstarted[0].queue if unstarted else run.next_queue)
+            run.due, run.read_at, run.alone = monotonic(), inf, 0
+            run.interrupted, run.is_innocent = True, False
+            if not run.out:
+                self.ended.append(run)
+
+    def leave_surplus(self, others: Sequence[int]) -> None:
+        """Leave streams beyond a fair share; ``others``: how many each other worker has.
+
+        A running event goes on, and its stream is released once the event is settled. So a new
+        worker gets its share, however long the events take that this worker has read.
+        """
+        with self._lock:
+            kept = [each for each in self._held.of(STREAMS) if not each.interrupted]
+            fair = ceil((len(kept) + sum(others)) / (len(others) + 1))
+            able = [each for each in kept if not each.alone and each.unstarted]
+            # Those without a running event first.
+            able.sort(key=lambda each: any(lease.started_at for lease in each.out))
+            for run in able[: len(kept) - fair]:
+                self.leave(run)
+
+    def take_ended(self, now: float) -> list[Run]:
+        """Remove the streams to be released, so that a claim right afterwards adds them as new."""
+        with self._lock:
+            ended, self.ended = self.ended, []
+            ended = [each for each in ended if self._held.get(each.id) is each]
+            for run in ended:
+                self._held.forget(run)
+                if run.is_left:
+                    self._left_to_others[run.id] = now + 2 * self._settings.PROBE_INTERVAL
+            return ended
+
+    def put_back(self, runs: Iterable[Run], *, read_at: float = inf) -> None:
+        """Hold streams again that could not be released, unless they were claimed anew meanwhile.
+
+        They are to be read at that time (monotonic); if it is inf, they are released later.
+        """
+        with self._lock:
+            for run in runs:
+                if self._held.put_back(run):
+                    run.read_at = read_at
+                    if read_at == inf:
+                        self.ended.append(run)
+
+    def released(self, run: Run) -> float:
+        """Return when (monotonic) this worker may claim a released stream again."""
+        with self._lock:
+            return max(run.due, self._left_to_others.get(run.id, 0.0))
