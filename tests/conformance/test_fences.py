@@ -200,12 +200,7 @@ def test_the_fence_of_a_stream_is_looked_up_by_its_key_whatever_the_values() -> 
     """A plan for any values joined from all streams, and repeated the list of ids for each."""
     own = engine_connection("default", lock_wait=1)
     given, kind = ["a", now()], {"kind": LeaseKind.STREAM}
-    works = [
-        *DONE_BY.values(),
-        KEYED["retried"],
-        KEYED["routed"],
-        KEYED["noted in the history"],
-    ]
+    works = [*DONE_BY.values(), KEYED["retried"], KEYED["routed"], KEYED["noted in the history"]]
     try:
         with own.cursor() as cursor:  # otherwise the table's statistics decide whether there is one
             cursor.execute("SET plan_cache_mode = force_generic_plan")
