@@ -39,7 +39,7 @@ SURVIVORS = (
         name="a claimed event's deadline that counts from the statement's end",
         edits=[
             (
-                "worker/event_claims.py",
+                "worker/claims.py",
                 "claim.columns, deadline=deadline, me",
                 "claim.columns, deadline=self._held.deadline(now), me",
             )
@@ -50,7 +50,7 @@ SURVIVORS = (
         name="a claimed stream's deadline that counts from the statement's end",
         edits=[
             (
-                "worker/stream_claims.py",
+                "worker/claims.py",
                 "            deadline=deadline,\n            rescues",
                 "            deadline=self._held.deadline(monotonic()),\n            rescues",
             )
@@ -89,6 +89,11 @@ SURVIVORS = (
             )
         ],
         test=f"{RENEWED}[stream]",
+    ),
+    Survivor(
+        name="a stream's count that is kept when its suspect has been tried",
+        edits=[("worker/settler.py", "    if suspected:\n", "    if False:\n")],
+        test="tests/test_ordered.py::test_what_is_behind_a_suspect_does_not_die_for_it",
     ),
     Survivor(
         name="a statement by any lease of its worker",
@@ -347,9 +352,7 @@ SURVIVORS = (
     ),
     Survivor(
         name="events that start before an earlier one of their key is routed",
-        edits=[
-            ("worker/stream_claims.py", "if row[ROUTED_UNTIL] is not", "if 0 and row[9] is not")
-        ],
+        edits=[("worker/stream_reads.py", "if row[ROUTED_UNTIL] is not", "if 0 and row[9] is not")],
         test=f"{ROUTES}test_events_wait_until_an_earlier_one_of_their_key_is_routed",
     ),
     Survivor(

@@ -175,7 +175,7 @@ def test_no_thread_starts_what_is_just_being_put_back(monkeypatch: pytest.Monkey
     pool: Any = SimpleNamespace(name="default", rate=None)
     runs: Any = SimpleNamespace(take_ended=lambda now: [])
     releases = Releases(alias="default", me="me", held=held, runs=runs, wakeup=Wakeup())
-    shedding = Shedding(held=held, pool=pool, releases=releases)
+    shedding = Shedding(pool=pool, releases=releases)
     assert shedding.release_late(connection, monotonic()) > 9
     assert starts[0].result(20) is False
     assert row(event_id).locked_by is None

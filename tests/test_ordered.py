@@ -276,6 +276,16 @@ def test_drain_runs_a_suspect_too(place: Any) -> None:
     assert statuses() == {"DONE": 1, "DEAD": 1}
 
 
+def test_what_is_behind_a_suspect_does_not_die_for_it() -> None:
+    """The count of lost workers is lowered before the suspect is settled, not after."""
+    counts: list[int] = []
+    keyed("a", 2)
+    OutboxStream.objects.update(rescues=4)
+    with listening(lambda event: counts.append(OutboxStream.objects.get(key="a").rescues)):
+        outbox.drain()
+    assert counts == [4, 2]
+
+
 def test_what_is_left_to_others_and_not_taken_comes_back() -> None:
     """Streams left to a worker that claims nothing come back: its row guides only the sharing."""
     seen, given = Seen(), []

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import cycle
 from math import inf
+from typing import Any
+
+from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..clocks import monotonic
 from ..conf import Settings
+from ..delivery.lease import Lease
 from ..delivery.paused import is_paused
 from ..sql import dialect_of
-from ..sql.values import EVENTS, Branch, Claim, RescueState, Table
-from .claim_parts import ClaimParts
-from .event_claims import SMALL_CLAIM
-from .held import Held
+from ..sql.values import Table
+from .claims import SMALL_CLAIM, Claims
+from .closed_queues import ClosedQueues
+from .effects import Steps, T, perform
 from .intake import Intake
 from .pauses import READ_INTERVAL, KnownPauses
 from .poll_times import PollTimes
@@ -22,8 +28,8 @@ from .pools import Pools
 from .quarantine import Quarantine
 from .queues import Decisions, Offer
 from .releases import Releases
-from .runs import Runs
 from .shedding import SHED_INTERVAL
+from .stream_reads import StreamReads
 from .throttle import ClaimThrottle, Throttle
 from .wakeup import Wakeup
 
@@ -33,39 +39,47 @@ SCAN_AGAIN = 1.0  # seconds after a quarantine until suspects are looked for aga
 HOT_BATCH = 500  # offered events that are claimed together
 
 
-class Claimer(ClaimParts):
+class Claimer:
     """Leases events as there is room, from the hot queues and from the table. One thread only."""
 
     def __init__(
         self,
         *,
-        alias: str,
-        me: str,
         settings: Settings,
         pools: Pools,
-        held: Held,
         decisions: Decisions,
         may_claim: Callable[[], bool],
         settled: Callable[[], int],
-        runs: Runs,
         releases: Releases,
         known_pauses: KnownPauses,
         wakeup: Wakeup,
         throttle: ClaimThrottle,
     ) -> None:
-        super().__init__(
-            alias=alias,
-            me=me,
-            settings=settings,
-            pools=pools,
-            held=held,
-            decisions=decisions,
-            runs=runs,
-            releases=releases,
+        self.alias, self.me, self.settings = releases.alias, releases.me, settings
+        self.held, self._runs, self._known_pauses = releases.held, releases.runs, known_pauses
+        most_bytes = max(settings.PREFETCH_BYTES // len(pools), 1)
+        self._intakes = {
+            pool.name: Intake(pool, settings=settings, releases=releases, most_bytes=most_bytes)
+            for pool in pools
+        }
+        parts: dict[str, Any] = {
+            "settings": settings,
+            "releases": releases,
+            "pools": pools,
+            "decisions": decisions,
+        }
+        self._reads = StreamReads(known_pauses=known_pauses, count=self._count, **parts)
+        self._claims = Claims(reads=self._reads, intakes=self._intakes, **parts)
+        self._closed = ClosedQueues(
+            alias=self.alias,
+            intakes=self._intakes,
+            claims=self._claims,
+            configured={*settings.queues},
             known_pauses=known_pauses,
         )
         hot, cold = settings.FAIRNESS
-        self._settled, self._quarantine = settled, Quarantine(alias=alias, me=me, held=held)
+        self._settled = settled
+        self._quarantine = Quarantine(alias=self.alias, me=self.me, held=self.held)
         self._may_claim = may_claim  # False on the standby of single_node
         self._turns = cycle([True] * hot + [False] * cold)  # True: hot
         self._poll_times = PollTimes(settings, intakes=self._intakes, wakeup=wakeup)
@@ -85,7 +99,7 @@ class Claimer(ClaimParts):
         now = monotonic()
         if self._quarantine.is_on:
             return self._run_suspects(now)
-        if self._closed.follow(now):
+        if self._closed.follow(self._connection, now):
             self._poll_all()
         for intake in self._intakes.values():
             intake.release_late(self._connection, now)
@@ -95,7 +109,8 @@ class Claimer(ClaimParts):
         if self._wakeup.take_due(now):
             self._poll_all()
         if self._runs.next_read() <= now:
-            self._streams.read_again(now, sum(each.room for each in open_ones))
+            room = sum(each.room for each in open_ones)
+            self._perform(self._reads.read(self._runs.to_read(now, room), room))
             return 0.0
         poll_at = max(min(each.poll_at for each in open_ones), self._throttle.next_poll())
         hot = any(len(each.pool.offers) for each in open_ones)
@@ -154,7 +169,7 @@ class Claimer(ClaimParts):
         if len(events) < SMALL_CLAIM and not any(len(each.pool.offers) for each in open_ones):
             self._throttle.count()
         try:
-            self._events.claim(Claim(me=self.me, lease=self.held.lease, ids=[*events]), events)
+            self._perform(self._claims.claim_hot(events))
         except BaseException:
             self._wakeup.poll_wanted = True  # the offers are gone, but the table has them
             raise
@@ -193,14 +208,12 @@ class Claimer(ClaimParts):
             for name, limit in limits.items()
         }
         intakes = [self._intakes[name] for name in limits]
-        claim = Claim(
-            me=self.me,
-            lease=self.held.lease,
-            branches=[each.branch(most[each.name], scan=scan) for each in intakes],
-            skip_recent=self.settings.SKIP_RECENT,
+        claim = self._claims.of(
+            [each.branch(most[each.name], scan=scan) for each in intakes],
             exclude=[one for each in intakes for one in each.shedding.excluded_ids],
         )
-        found = self._events.claim(claim)
+        claim = replace(claim, skip_recent=self.settings.SKIP_RECENT)
+        found = self._perform(self._claims.claim_rows(claim))
         for intake in intakes:
             intake.watermark.end_claim(found.found(intake.name))
         more = {queue for queue, each in found.queues.items() if each.more}
@@ -210,7 +223,7 @@ class Claimer(ClaimParts):
         if more and not self._streams_wait and now < self._streams_at:
             return set()
         rooms = {each.name: max(min(each.room, limits[each.name]), 1) for each in intakes}
-        added, more_streams = self._streams.claim(rooms, scan=scan)
+        added, more_streams = self._perform(self._claims.claim_streams(rooms, scan=scan))
         self._streams_wait, self._streams_at = added > 0, now + STREAMS_INTERVAL
         return limits.keys() - more - more_streams
 
@@ -239,7 +252,7 @@ class Claimer(ClaimParts):
         suspect = self._runs.suspect()
         if suspect is not None and suspect.read_at <= now:
             self._quarantine.go_on()
-            self._streams.read_suspect(suspect)
+            self._perform(self._reads.read([suspect], 1))
         elif suspect is not None or not self.held.wait_empty(0.05):
             if not self._quarantine.lasts_too_long:
                 return 0.01
@@ -253,20 +266,26 @@ class Claimer(ClaimParts):
 
     def _claim_suspect(self) -> bool:
         """Lease the suspect that is due first in one queue and table; return if there was one."""
-        for table, queue in self._suspects():
-            if table is not EVENTS:
-                if self._streams.claim_suspect(queue):
-                    return True
-                continue
-            claim = Claim(
-                me=self.me,
-                lease=self.held.lease,
-                branches=[Branch(queue, 1)],
-                state=RescueState.SUSPECT,
-            )
-            if self._events.claim(claim).rows:
-                return True
-        return False
+        return any(
+            self._perform(self._claims.claim_suspect(table, queue))
+            for table, queue in self._suspects()
+        )
+
+    def _count(self, lease: Lease) -> None:
+        """Count an event of a stream that is to be run here."""
+        if (intake := self._intakes.get(lease.queue)) is not None:
+            intake.count(1)
+
+    def _poll_all(self) -> None:
+        for intake in self._intakes.values():
+            intake.poll_at = 0.0
+
+    def _perform(self, steps: Steps[T]) -> T:
+        return perform(self._connection, steps)
+
+    @property
+    def _connection(self) -> BaseDatabaseWrapper:
+        return connections[self.alias]
 
     def close(self) -> None:
         """Let another worker enter the quarantine at once. Call it in the thread of ``step``."""

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from math import inf
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..sql import dialect_of
-from ..sql.values import Branch, Claim
+from ..sql.values import Branch
 from .breaker import close_breaker
-from .event_claims import EventClaims
+from .claims import Claims
+from .effects import perform
 from .intake import Intake
 from .pauses import READ_INTERVAL, KnownPauses, PauseEnds
 from .strays import Strays
-from .stream_claims import StreamClaims
 
 RETRY_PROBE = 1.0  # seconds until a queue that had nothing to probe with is probed again
 
@@ -26,29 +26,22 @@ class ClosedQueues:
         self,
         *,
         alias: str,
-        me: str,
-        lease: float,
         intakes: Mapping[str, Intake],
-        events: EventClaims,
-        streams: StreamClaims,
+        claims: Claims,
         configured: set[str],
         known_pauses: KnownPauses,
-        connect: Callable[[], BaseDatabaseWrapper],
     ) -> None:
-        self._me, self._lease, self._intakes = me, lease, intakes
-        self._events, self._streams = events, streams
+        self._intakes, self._claims, self._known_pauses = intakes, claims, known_pauses
         self._strays = Strays(queues={*intakes}, configured=configured)
-        self._known_pauses, self._connect = known_pauses, connect
         self._ends = PauseEnds(alias, known_pauses)
         self._probe_at: dict[str, float] = {}  # monotonic; not to be probed before
 
-    def follow(self, now: float) -> bool:
+    def follow(self, connection: BaseDatabaseWrapper, now: float) -> bool:
         """Write what breakers have counted, probe one that is due, release and move events.
 
         End pauses whose time has come. Return whether events were made due, or moved to queues of
         this worker.
         """
-        connection = self._connect()
         has_resumed = self._ends.step(connection, now)
         for intake in self._intakes.values():
             breaker = intake.pool.breaker
@@ -96,10 +89,8 @@ class ClosedQueues:
         if not dialect.has_due(queue=name):
             return
         if breaker.begin_probe(connection, pause):
-            claim = Claim(me=self._me, lease=self._lease, branches=[Branch(name, 1)])
-            if (
-                not self._events.claim(claim).rows
-                and not self._streams.claim({name: 1}, scan=True)[0]
-            ):
+            rows = self._claims.claim_rows(self._claims.of([Branch(name, 1)]))
+            streams = self._claims.claim_streams({name: 1}, scan=True)
+            if not (perform(connection, rows).rows or perform(connection, streams)[0]):
                 breaker.cancel_probe()
         self._known_pauses.read(connection)

@@ -14,7 +14,7 @@ from ..clocks import monotonic
 from ..conf import current
 from ..delivery.batch import Batch
 from ..delivery.call import call_fallback
-from ..delivery.deliver import batch_listener, dead_after_rescues, deliver
+from ..delivery.deliver import batch_listener, deliver
 from ..delivery.interceptors import drain_ending_errors
 from ..delivery.lease import Lease
 from ..delivery.paused import PAUSED
@@ -32,7 +32,6 @@ from .leases import Heartbeat
 from .releases import release_streams
 from .savepoint import Savepoint
 from .settle_log import Settled
-from .stream_claims import StreamClaims
 from .threads import Loop
 from .worker import served
 
@@ -108,19 +107,6 @@ class _Drain(DrainSettles):
     ) -> int:
         if self.at is not None:
             self.horizon = (self.at - dialect_of(connection).clock()).total_seconds()
-        self.claims = StreamClaims(
-            alias=self.alias,
-            me=self.me,
-            settings=self.settings,
-            held=self.held,
-            pools=self,
-            decisions=self.unrun,
-            runs=self.runs,
-            releases=self.releases,
-            known_pauses=self.known_pauses,
-            connect=lambda: connection,
-            at=self.at,
-        )
         known = self.settings.queues
         others = dialect_of(connection).other_queues(known=[*known])
         self.queues = [*known, *others] if self.only is None else [*self.only]
@@ -129,7 +115,8 @@ class _Drain(DrainSettles):
             before = self._progress
             for state, most in (RescueState.ORDINARY, chunk), (RescueState.SUSPECT, 1):
                 room = most if limit is None else min(most, limit - count)
-                if leases := self._claim(connection, room, state):
+                leases = self._claim(connection, room, state)
+                if leases or len(self.unrun):
                     count += self._deliver(connection, leases, inline=inline)
                 if room := most if limit is None else min(most, limit - count):
                     count += self._deliver_streams(connection, room, state, inline=inline)
@@ -141,7 +128,7 @@ class _Drain(DrainSettles):
 
     @property
     def _progress(self) -> int:
-        return self.decided + self.claims.routed
+        return self.decided + self.reads.routed
 
     def _deliver_streams(
         self, connection: BaseDatabaseWrapper, room: int, state: RescueState, *, inline: bool
@@ -149,12 +136,12 @@ class _Drain(DrainSettles):
         """Deliver at most ``room`` events of due streams, those of each stream in order."""
         count, follower = 0, None
         waiting: Settled = []
-        self._claim_streams(room, state)
+        self._claim_streams(connection, room, state)
         try:
             while count < room or waiting:
                 lease = follower if count < room else None
                 if lease is None and not waiting and count < room:
-                    lease = self._next_head(room)
+                    lease = self._next_head(connection, room)
                     if lease is None:
                         break
                 if lease is not None and (listener := batch_listener(lease)) is not None:
@@ -176,7 +163,7 @@ class _Drain(DrainSettles):
         return count
 
     def _settle_keyed(self, connection: BaseDatabaseWrapper, part: Settled) -> None:
-        part = part + self.unrun.take_all(GATHER_COUNT)
+        part = part + self._unrun()
         self._settle(connection, part)
         self.runs.settled(part)
         perform(connection, self.releases.release_ended())
@@ -184,8 +171,8 @@ class _Drain(DrainSettles):
     def _deliver(
         self, connection: BaseDatabaseWrapper, leases: list[Lease], *, inline: bool
     ) -> int:
-        count, since = 0, monotonic()
-        waiting: Settled = []
+        since, waiting = monotonic(), self._unrun()
+        count = len(waiting)
         try:
             for listener, some in self._batches(leases):
                 if listener is not None:
@@ -200,8 +187,14 @@ class _Drain(DrainSettles):
         finally:
             self._settle(connection, waiting)
             perform(connection, self.releases.give_back(self.held.of(EVENTS)))
-            self.held.drop(leases)
+            self.held.drop(each for run in self.held.of(EVENTS) for each in [*run.out])
         return count
+
+    def _unrun(self) -> Settled:
+        """Return what was decided without being run."""
+        found = self.unrun.take_all(len(self.unrun))
+        self.decided += len(found)
+        return found
 
     def _decide_batch(
         self, listener: Listener, leases: list[Lease], into: Settled, *, inline: bool
@@ -272,8 +265,6 @@ class _Drain(DrainSettles):
         return decision
 
     def _decision(self, lease: Lease, *, inline: bool) -> Decision:
-        if lease.rescues >= self.settings.MAX_RESCUES:
-            return dead_after_rescues(lease.rescues)
         if inline:
             with Savepoint(connections[self.alias]) as savepoint:
                 return self._run(lease, savepoint.renew)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from datetime import datetime
+from typing import Any
 
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -11,21 +12,18 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from ..clocks import monotonic
 from ..conf import Settings, current
 from ..delivery.deliver import batch_listener, batch_size
-from ..delivery.lease import Lease, lease_from_row, row_run
-from ..listeners.queues import expected_queue
+from ..delivery.lease import Lease
 from ..listeners.registry import Listener
-from ..signals import announce, events_claimed
-from ..sql import dialect_of
-from ..sql.values import Branch, Claim, RescueState
+from ..sql.values import STREAMS, Branch, RescueState
 from .batch_delivery import with_followers
-from .coalescing import coalesce_and_complete
+from .claims import Claims
+from .effects import perform
 from .held import Held
 from .pauses import KnownPauses, PauseEnds
 from .queues import BlockingQueue, Decisions
-from .releases import Releases, as_before
-from .rescues import report_rescues
+from .releases import Releases
 from .runs import Runs
-from .stream_claims import StreamClaims
+from .stream_reads import StreamReads
 from .wakeup import Wakeup
 from .worker import new_owner
 
@@ -38,7 +36,6 @@ class DrainClaims:
         self.settings: Settings = current()
         self.me = new_owner()
         self.held = Held(self.settings.LEASE)
-        self.claims: StreamClaims  # set once the connection is known
         self.queues: list[str] = []  # of the claims, in their order
         self.total_delays: dict[str, float] = {}  # seconds, of each event so far
         self.excluded: list[str] = []  # events that this drain does not claim again
@@ -55,6 +52,15 @@ class DrainClaims:
         self.releases = Releases(
             alias=alias, me=self.me, held=self.held, runs=self.runs, wakeup=wakeup
         )
+        parts: dict[str, Any] = {
+            "settings": self.settings,
+            "releases": self.releases,
+            "pools": self,
+            "decisions": self.unrun,
+            "at": at,
+        }
+        self.reads = StreamReads(known_pauses=self.known_pauses, **parts)
+        self.claims = Claims(reads=self.reads, intakes={}, **parts)
         self.decided = 0  # events so far, including paused ones that were claimed
         self.horizon = 0.0  # seconds between the database's now and ``at``
 
@@ -62,6 +68,10 @@ class DrainClaims:
 
     def put(self, lease: Lease) -> None:
         self.ready.put(lease)
+
+    def put_all(self, leases: list[Lease]) -> None:
+        for lease in leases:
+            self.ready.put(lease)
 
     def accepts(self, queue: str) -> bool:
         """Return whether events of this queue may be started here."""
@@ -93,59 +103,35 @@ class DrainClaims:
     def _claim_from(
         self, connection: BaseDatabaseWrapper, queue: str, room: int, state: RescueState
     ) -> list[Lease]:
-        claim = Claim(
-            me=self.me,
-            lease=self.held.lease,
-            branches=[Branch(queue, room, most_bytes=self.settings.PREFETCH_BYTES // 2)],
-            at=self.at,
-            exclude=self.excluded,
-            state=state,
-        )
-        deadline = self.held.deadline(monotonic())
-        while rows := dialect_of(connection).claim(claim).rows:
-            leases = [
-                lease_from_row(
-                    row,
-                    claim.columns,
-                    run=row_run(row, claim.columns, deadline=deadline, me=self.me),
-                    me=self.me,
-                )
-                for row in rows
-            ]
-            leases, _ = coalesce_and_complete(connection, leases, self.held)
-            leases = [each for each in leases if each.stream is None]
-            new = self.held.add_rows(self._accepted(connection, leases))
-            if not new:
-                continue  # there may be others
-            announce(events_claimed, sender=self.alias, count=len(new), source="cold")
-            report_rescues(connection, [each for each in new if each.rescued])
-            return new
-        return []
+        branch = Branch(queue, room, most_bytes=self.settings.PREFETCH_BYTES // 2)
+        claim = self.claims.of([branch], exclude=self.excluded, state=state)
+        while perform(connection, self.claims.claim_rows(claim)).rows:
+            if len(self.ready) or len(self.unrun):  # otherwise, all were passed on or coalesced
+                break
+        return self.ready.take_all(len(self.ready))
 
-    def _accepted(self, connection: BaseDatabaseWrapper, leases: list[Lease]) -> list[Lease]:
-        """Return the leases of queues that may be started here; release the others into theirs."""
-        for lease in leases:
-            lease.queue = expected_queue(lease.listener, lease.run.queue)
-        others = [each for each in leases if not self.accepts(each.queue)]
-        if others:
-            dialect_of(connection).unclaim(me=self.me, due=as_before(others))
-        return [each for each in leases if self.accepts(each.queue)]
-
-    def _claim_streams(self, room: int, state: RescueState) -> None:
+    def _claim_streams(
+        self, connection: BaseDatabaseWrapper, room: int, state: RescueState
+    ) -> None:
         """Claim until there is something to deliver, or until only paused streams are left."""
         if state is RescueState.SUSPECT:
-            any(self.claims.claim_suspect(queue) for queue in self._open_queues())
+            any(
+                perform(connection, self.claims.claim_suspect(STREAMS, queue))
+                for queue in self._open_queues()
+            )
             return
         brought, before = 0, -1
         more: Collection[str] | bool = True
-        while more and not brought and self.claims.postponed > before:
-            before = self.claims.postponed
+        while more and not brought and self.reads.postponed > before:
+            before = self.reads.postponed
             rooms = dict.fromkeys(self._open_queues(), room)
-            brought, more = self.claims.claim(rooms, scan=True) if rooms else (0, False)
+            if not rooms:
+                break
+            brought, more = perform(connection, self.claims.claim_streams(rooms, scan=True))
 
-    def _next_head(self, room: int) -> Lease | None:
-        if self.runs.next_read() <= monotonic():
-            self.claims.read_again(monotonic(), room)
+    def _next_head(self, connection: BaseDatabaseWrapper, room: int) -> Lease | None:
+        if runs := self.runs.to_read(monotonic(), room):
+            perform(connection, self.reads.read(runs, room))
         return next(iter(self.ready.take_all(1)), None)
 
     def _same_lane(self, listener: Listener, head: Lease, room: int) -> list[Lease]:
@@ -175,7 +161,7 @@ class DrainClaims:
         lanes: dict[tuple[str, int], tuple[Listener, list[Lease]]] = {}
         for lease in leases:
             listener = batch_listener(lease)
-            if listener is None or lease.rescues >= self.settings.MAX_RESCUES:
+            if listener is None:
                 yield None, [lease]
                 continue
             size = batch_size(listener, lease)

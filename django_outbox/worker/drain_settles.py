@@ -29,7 +29,7 @@ class DrainSettles(DrainClaims):
         if lease.stream is None:
             self.excluded.append(lease.id)
         else:
-            self.claims.exclude.append(lease.stream)
+            self.reads.exclude.append(lease.stream)
 
     def _settle(self, connection: BaseDatabaseWrapper, settled: Settled) -> None:
         """Write decisions; retry after errors, so that the events need not run again.

@@ -6,7 +6,6 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..conf import CENTURY, Settings
 from ..sql.values import Branch
-from .held import Held
 from .pools import Pool
 from .prefetch import Prefetch
 from .releases import Releases
@@ -18,14 +17,14 @@ class Intake:
     """Decides how much to claim from one queue, and when. The claimer's thread only."""
 
     def __init__(
-        self, pool: Pool, *, settings: Settings, held: Held, releases: Releases, most_bytes: int
+        self, pool: Pool, *, settings: Settings, releases: Releases, most_bytes: int
     ) -> None:
         """``most_bytes``: the queue's share of the payload text that may be in memory."""
         self.pool, self.name, self._settings = pool, pool.name, settings
         self.prefetch = Prefetch(
-            settings, pool.settings, held=held, ready=pool.ready, most_bytes=most_bytes
+            settings, pool.settings, held=releases.held, ready=pool.ready, most_bytes=most_bytes
         )
-        self.shedding = Shedding(held=held, pool=pool, releases=releases)
+        self.shedding = Shedding(pool=pool, releases=releases)
         self.watermark = Watermark(margin=settings.SKIP_RECENT)
         self.room = 0  # events that may be claimed in this step
         self.more = False  # more was due than the last claim took

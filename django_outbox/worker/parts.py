@@ -66,7 +66,7 @@ class Parts:
             self._active_loop = self._loop("active", active.step, close=active.release)
         self._active = active
         self._give_pools_threads(parts)
-        self._claimer = self._make_claimer(known_pauses, throttle, parts)
+        self._claimer = self._make_claimer(known_pauses, throttle)
         statistics = Statistics(alias=alias, me=self.id)
         self._settler = Settler(
             me=self.id,
@@ -90,21 +90,17 @@ class Parts:
         )
         self._give_threads(heartbeat)
 
-    def _make_claimer(
-        self, known_pauses: KnownPauses, throttle: ClaimThrottle, parts: dict[str, Any]
-    ) -> Claimer:
+    def _make_claimer(self, known_pauses: KnownPauses, throttle: ClaimThrottle) -> Claimer:
         return Claimer(
-            me=self.id,
             settings=self.settings,
+            pools=self._pools,
             decisions=self._decisions,
             may_claim=self._may_claim,
             settled=lambda: self._settler.settled,
-            runs=self._runs,
             releases=self._releases,
             wakeup=self._wakeup,
             known_pauses=known_pauses,
             throttle=throttle,
-            **parts,
         )
 
     def _make_pools(self, known_pauses: KnownPauses) -> Pools:

@@ -32,8 +32,8 @@ class Releases:
     """Gives back the runs of a worker. Each verb is for one thread; several may be in progress."""
 
     def __init__(self, *, alias: str, me: str, held: Held, runs: Runs, wakeup: Wakeup) -> None:
-        self._alias, self._me = alias, me
-        self._held, self._runs, self._wakeup = held, runs, wakeup
+        self.alias, self.me, self.held, self.runs = alias, me, held, runs
+        self._wakeup = wakeup
 
     def release_ended(self) -> Steps[int]:
         """Release streams that have ended; return how many were.
@@ -41,20 +41,20 @@ class Releases:
         Those that have changed since, or are locked, are to be read again.
         """
         now = monotonic()
-        if not (ended := self._runs.take_ended(now)):
+        if not (ended := self.runs.take_ended(now)):
             return 0
         given = [release_of(each, now) for each in ended]
         try:
             freed = yield self._statement("release_streams", streams=given)
         except BaseException:
-            self._runs.put_back(ended)
+            self.runs.put_back(ended)
             raise
         released = [each for each in ended if each.id in freed]
-        soonest = [self._runs.released(each) for each in released]
+        soonest = [self.runs.released(each) for each in released]
         for run in ended:
             if run.id not in freed:
                 run.pause = min(2 * run.pause, READ_WAITS[1]) or READ_WAITS[0]
-                self._runs.put_back([run], read_at=monotonic() + run.pause)
+                self.runs.put_back([run], read_at=monotonic() + run.pause)
                 soonest.append(run.read_at)
         if any(each.is_left for each in released):
             yield doorbell.ring
@@ -68,28 +68,28 @@ class Releases:
         It is not started here any more: a thread that is about to, waits, and then may not. A
         stream of which an event runs is released once that is settled. What is locked stays held.
         """
-        with self._held.changed:
+        with self.held.changed:
             rows = [one for run in runs if run.table is EVENTS for one in run.unstarted]
-            self._held.drop(rows)
+            self.held.drop(rows)
             for run in runs:
                 if run.table is STREAMS:
-                    self._runs.leave(run)
+                    self.runs.leave(run)
         streams = yield from self.release_ended()
         if not rows:
             return [], streams
         try:
             left = yield self._statement("unclaim", due=as_before(rows))
         except BaseException:
-            self._held.add_rows(rows)  # they are renewed, and may still start
+            self.held.add_rows(rows)  # they are renewed, and may still start
             raise
-        self._held.add_rows(each for each in rows if each.id in left)
+        self.held.add_rows(each for each in rows if each.id in left)
         yield doorbell.ring
         return [each for each in rows if each.id not in left], streams
 
     def release_streams(self) -> Steps[int]:
         """Release all streams, those that run once they are settled; return how many were."""
-        for run in self._held.of(STREAMS):
-            self._runs.interrupt(run)
+        for run in self.held.of(STREAMS):
+            self.runs.interrupt(run)
         return (yield from self.release_ended())
 
     def hand_back(self, after: float | None) -> Steps[int]:
@@ -99,7 +99,7 @@ class Releases:
         """
         count = 0
         for table in (EVENTS, STREAMS):
-            if runs := self._held.of(table):
+            if runs := self.held.of(table):
                 leases = ids_and_leases(runs)
                 count += yield self._statement("release", table=table, leases=leases, after=after)
         yield doorbell.ring
@@ -110,20 +110,20 @@ class Releases:
         for table in (EVENTS, STREAMS):
             mine = [each for each in runs if each.table is table]
             for start in range(0, len(mine), AT_ONCE):
-                some, deadline = mine[start : start + AT_ONCE], self._held.deadline(monotonic())
+                some, deadline = mine[start : start + AT_ONCE], self.held.deadline(monotonic())
                 renewed, held = yield self._statement(
-                    "renew", table=table, leases=ids_and_leases(some), lease=self._held.lease
+                    "renew", table=table, leases=ids_and_leases(some), lease=self.held.lease
                 )
-                self._held.renewed([each for each in some if each.id in renewed], deadline)
+                self.held.renewed([each for each in some if each.id in renewed], deadline)
                 self._lose([each for each in some if each.id not in held])
 
     def _lose(self, runs: Sequence[Run]) -> None:
-        if count := self._held.lose(runs):
+        if count := self.held.lose(runs):
             logger.warning("lost leases before their start count=%d", count)
-            announce(lease_lost, sender=self._alias, count=count)
+            announce(lease_lost, sender=self.alias, count=count)
 
     def _statement(self, name: str, **given: object) -> Statement:
-        return lambda connection: getattr(dialect_of(connection), name)(me=self._me, **given)
+        return lambda connection: getattr(dialect_of(connection), name)(me=self.me, **given)
 
 
 def release_streams(connection: BaseDatabaseWrapper, releases: Releases, held: Held) -> int:

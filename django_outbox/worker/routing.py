@@ -19,11 +19,13 @@ from ..sql.sequence_numbers import Place
 from ..sql.transactions import all_or_nothing
 
 
-def is_whole(lease: Lease) -> bool:
+def is_whole(
+    aggregate_type: str, event_type: str, listener: str | None, routes: str | None
+) -> bool:
     """Return whether an event was given to all listeners that this process has for it."""
-    if lease.listener is None and routes_of(lease.aggregate_type, lease.event_type)[0] != UNROUTED:
+    if listener is None and routes_of(aggregate_type, event_type)[0] != UNROUTED:
         return False
-    return not missing_of(lease.aggregate_type, lease.event_type, lease.routes)
+    return not missing_of(aggregate_type, event_type, routes or "")
 
 
 def complete(connection: BaseDatabaseWrapper, leases: Iterable[Lease]) -> set[str]:
@@ -34,7 +36,7 @@ def complete(connection: BaseDatabaseWrapper, leases: Iterable[Lease]) -> set[st
     queues: set[str] = set()
     unrouted: defaultdict[tuple[str, str, str], list[Lease]] = defaultdict(list)
     for lease in leases:
-        if is_whole(lease):
+        if is_whole(lease.aggregate_type, lease.event_type, lease.listener, lease.routes):
             continue
         if lease.listener is None:
             kind = lease.aggregate_type, lease.event_type, lease.run.queue

@@ -10,7 +10,6 @@ from .. import doorbell
 from ..delivery.deliver import is_async
 from ..delivery.lease import Lease
 from .effects import perform
-from .held import Held
 from .pools import Pool
 from .releases import Releases
 
@@ -23,8 +22,8 @@ MAX_EXCLUDED = 1000  # events that are left out of claims; beyond that, the list
 class Shedding:
     """Leaves events of one queue to other workers. The claimer's thread only."""
 
-    def __init__(self, *, held: Held, pool: Pool, releases: Releases) -> None:
-        self._held, self._pool, self._releases = held, pool, releases
+    def __init__(self, *, pool: Pool, releases: Releases) -> None:
+        self._pool, self._releases = pool, releases
         self._next = 0.0  # monotonic; the next check
         # Events that the event loop had no place for, and since when (monotonic) each was due. This
         # worker leaves them to others for as long as its loop is full.
@@ -53,7 +52,7 @@ class Shedding:
         self._release(connection, now, before=inf)
 
     def _release(self, connection: BaseDatabaseWrapper, now: float, *, before: float) -> float:
-        runs = self._held.late(before, self._pool.name)
+        runs = self._releases.held.late(before, self._pool.name)
         rows, _ = perform(connection, self._releases.give_back(runs)) if runs else ([], 0)
         if not rows:
             return 0.0

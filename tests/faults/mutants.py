@@ -419,7 +419,7 @@ MUTANTS = (
         edits=[
             (
                 "worker/routing.py",
-                "    return not missing_of(lease.aggregate_type, lease.event_type, lease.routes)\n",
+                '    return not missing_of(aggregate_type, event_type, routes or "")\n',
                 "    return True\n",
             )
         ],

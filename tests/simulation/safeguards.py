@@ -43,9 +43,9 @@ OWN = (
         name="a claim's deadline from the end of its statement",
         edits=[
             (
-                "worker/event_claims.py",
-                "by_id, now = hot or {}, monotonic()",
-                "by_id, now = hot or {}, monotonic()\n        deadline = self._held.deadline(now)",
+                "worker/claims.py",
+                "claim.columns, deadline=deadline, me",
+                "claim.columns, deadline=self._held.deadline(now), me",
             )
         ],
     ),
@@ -53,7 +53,7 @@ OWN = (
         name="a stream's deadline from the end of its claim",
         edits=[
             (
-                "worker/stream_claims.py",
+                "worker/claims.py",
                 "            deadline=deadline,\n            rescues",
                 "            deadline=self._held.deadline(monotonic()),\n            rescues",
             )
@@ -133,11 +133,6 @@ OWN = (
         edits=[("sql/claim.py", "rescues = e.rescues + CASE", "rescues = e.rescues + 0 * CASE")],
     ),
     Broken(
-        name="a stream's count that is kept when its suspect has been tried",
-        kind="poison",
-        edits=[("worker/settler.py", "    if suspected:\n", "    if False:\n")],
-    ),
-    Broken(
         name="a stream's count that any release clears",
         kind="poison",
         edits=[("sql/streams.py", "rescues = e.rescues * v.kept", "rescues = 0 * v.kept")],
@@ -190,14 +185,14 @@ OWN = (
     Broken(
         name="a stream forgotten when its release fails",
         kind="lost answers",
-        edits=[("worker/releases.py", "            self._runs.put_back(ended)\n", "")],
+        edits=[("worker/releases.py", "            self.runs.put_back(ended)\n", "")],
     ),
     Broken(
         name="a stream whose refused release is forgotten",
         edits=[
             (
                 "worker/releases.py",
-                "self._runs.put_back([run], read_at=monotonic() + run.pause)\n",
+                "self.runs.put_back([run], read_at=monotonic() + run.pause)\n",
                 "run.read_at = monotonic() + run.pause\n",
             )
         ],

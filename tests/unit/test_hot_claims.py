@@ -41,24 +41,17 @@ class Worker:
         )
         pool.async_load = lambda: AsyncLoad(waiting=0, is_full=False)
         pools = Pools({"default": pool}, held=self.held, decisions=decisions, wakeup=wakeup)
-        parts: dict[str, Any] = {
-            "alias": SCRIPTED,
-            "me": "me",
-            "settings": settings,
-            "held": self.held,
-            "pools": pools,
-            "wakeup": wakeup,
-        }
         runs = Runs(settings=settings, held=self.held, pools=pools, wakeup=wakeup)
         self._claimer = Claimer(
+            settings=settings,
+            pools=pools,
             decisions=decisions,
             may_claim=lambda: True,
             settled=lambda: 0,
             known_pauses=pauses,
-            runs=runs,
             releases=Releases(alias=SCRIPTED, me="me", held=self.held, runs=runs, wakeup=wakeup),
+            wakeup=wakeup,
             throttle=ClaimThrottle(),
-            **parts,
         )
         assert self.claims() == ["poll"]
         assert self.claims() == []

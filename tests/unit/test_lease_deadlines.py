@@ -15,8 +15,9 @@ import pytest
 from django_outbox.conf import Settings
 from django_outbox.delivery.lease import Lease, lease_from_row
 from django_outbox.listeners.outcomes import DONE
-from django_outbox.sql.values import FULL, KEYED, Branch, Claim, Claimed, StreamRows
-from django_outbox.worker.event_claims import EventClaims
+from django_outbox.sql.values import FULL, KEYED, Branch, Claimed, StreamRows
+from django_outbox.worker.claims import Claims
+from django_outbox.worker.effects import perform
 from django_outbox.worker.held import SAFE_PART, Held
 from django_outbox.worker.leader_lease import ActiveLease, Leader
 from django_outbox.worker.leases import Heartbeat
@@ -24,7 +25,7 @@ from django_outbox.worker.pauses import KnownPauses
 from django_outbox.worker.queues import Decisions
 from django_outbox.worker.releases import Releases
 from django_outbox.worker.runs import Runs
-from django_outbox.worker.stream_claims import StreamClaims
+from django_outbox.worker.stream_reads import StreamReads
 from django_outbox.worker.wakeup import Wakeup
 from tests.unit.scripted import (
     NOW,
@@ -56,13 +57,14 @@ class Parts:
         wakeup = Wakeup()
         self.runs = Runs(settings=self.settings, held=self.held, pools=self.pools, wakeup=wakeup)
         self.releases = Releases(runs=self.runs, wakeup=wakeup, **self.common)
-        self.for_claims: dict[str, Any] = {
-            **self.common,
+        given: dict[str, Any] = {
+            "releases": self.releases,
             "settings": self.settings,
             "decisions": Decisions(),
             "pools": self.pools,
-            "connect": connection,
         }
+        reads = StreamReads(known_pauses=KnownPauses(), **given)
+        self.claims = Claims(reads=reads, intakes={}, **given)
 
     def has(self, deadline: float, *, key: str | None = None) -> None:
         """Lease the event, or its stream, until ``deadline`` (monotonic)."""
@@ -82,9 +84,8 @@ class Parts:
 
 
 def claim_event(parts: Parts) -> Callable[[], bool]:
-    EventClaims(intakes={}, **parts.for_claims).claim(
-        Claim(me="me", lease=LEASE, branches=[Branch("default", 1)])
-    )
+    claims = parts.claims
+    perform(connection(), claims.claim_rows(claims.of([Branch("default", 1)])))
     return parts.may_start
 
 
@@ -94,10 +95,7 @@ def claim_known_event(parts: Parts) -> Callable[[], bool]:
 
 
 def claim_stream(parts: Parts) -> Callable[[], bool]:
-    streams = StreamClaims(
-        runs=parts.runs, releases=parts.releases, known_pauses=KnownPauses(), **parts.for_claims
-    )
-    streams.claim({"default": 1}, scan=True)
+    perform(connection(), parts.claims.claim_streams({"default": 1}, scan=True))
     return parts.may_start
 
 

@@ -1,0 +1,260 @@
+"""Claim: the verb that leases rows and streams, and hands out what they bring."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from math import ceil, inf
+from typing import Protocol
+
+from .. import doorbell
+from ..clocks import monotonic
+from ..conf import Settings
+from ..delivery.deliver import dead_after_rescues
+from ..delivery.lease import Lease, Run, lease_from_row, row_run
+from ..events import Event
+from ..listeners.queues import expected_queue
+from ..signals import announce, events_claimed
+from ..sql import dialect_of
+from ..sql.values import EVENTS, STREAMS, Branch, Claim, Claimed, RescueState, Row, Table, Unclaimed
+from .coalescing import coalesce_and_complete
+from .effects import Steps
+from .intake import Intake
+from .queues import Decisions
+from .releases import Releases
+from .rescues import report_rescues
+from .stream_reads import MAX_EVENTS, StreamReads
+from .watermark import Watermark
+
+SMALL_CLAIM = 50  # events; a claim of fewer is a small one
+# Seconds by which an event is late at most each time that it is passed on to a queue that other
+# workers serve: two that disagree about the queue must not do so all the time.
+PASSED_ON_DELAY = 1.0
+
+
+class Threads(Protocol):
+    """What delivers the rows that are claimed."""
+
+    def put_all(self, leases: list[Lease]) -> None:
+        """Queue events for the threads of their queues."""
+
+    def accepts(self, queue: str) -> bool:
+        """Return whether events of this queue may be started here."""
+
+
+class Claims:
+    """Makes the claims of one thread: the claimer's or ``drain()``'s."""
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        releases: Releases,
+        reads: StreamReads,
+        pools: Threads,
+        decisions: Decisions,
+        intakes: Mapping[str, Intake],
+        at: datetime | None = None,
+    ) -> None:
+        """``at`` is used instead of the database's now, by ``drain()``."""
+        self._settings, self._reads, self._pools = settings, reads, pools
+        self._alias, self._me = releases.alias, releases.me
+        self._held, self._runs = releases.held, releases.runs
+        self._decisions, self._intakes, self._at = decisions, intakes, at
+        self._several = len(settings.queues) > 1  # otherwise, all events belong to default
+        self._watermarks: dict[str, Watermark] = {}  # of streams, by queue
+        self._events_per_stream = 2  # events that a stream is expected to bring
+
+    def of(
+        self,
+        branches: Sequence[Branch],
+        *,
+        table: Table = EVENTS,
+        exclude: Sequence[str] = (),
+        state: RescueState = RescueState.ORDINARY,
+    ) -> Claim:
+        """Return a claim of what is due in a table."""
+        return Claim(
+            me=self._me,
+            lease=self._held.lease,
+            table=table,
+            branches=branches,
+            at=self._at,
+            exclude=exclude,
+            state=state,
+        )
+
+    # -- rows ------------------------------------------------------------------------------------
+
+    def claim_hot(self, events: Mapping[str, Event]) -> Steps[Claimed]:
+        """Claim rows that this process offered, by id; their events are in memory."""
+        claim = Claim(me=self._me, lease=self._held.lease, ids=[*events])
+        return self.claim_rows(claim, events)
+
+    def claim_rows(self, claim: Claim, hot: Mapping[str, Event] | None = None) -> Steps[Claimed]:
+        """Claim rows; ``hot`` has the events that this process offered, by id."""
+        deadline, by_id = self._held.deadline(monotonic()), hot or {}
+        self._held.begin_claim()
+        found: Claimed = yield lambda connection: dialect_of(connection).claim(claim)
+        now = monotonic()
+        leases = [
+            lease_from_row(
+                row,
+                claim.columns,
+                run=row_run(row, claim.columns, deadline=deadline, me=self._me),
+                me=self._me,
+                claimed_at=now,
+                hot=by_id.get(row[0]),
+            )
+            for row in found.rows
+        ]
+        if hot is None:
+            self._note_sizes(leases)
+        held = self._held
+        leases, queues = yield lambda connection: coalesce_and_complete(connection, leases, held)
+        if self._look_at(queues):
+            yield doorbell.ring
+        leases = [each for each in leases if each.stream is None]
+        if self._several:
+            leases = yield from self._in_their_queues(leases)
+        new = held.add_rows(leases)
+        yield from self._report(new, "cold" if hot is None else "hot")
+        self._pools.put_all([each for each in new if not self._ends(each)])
+        if len(new) < SMALL_CLAIM:
+            time.sleep(0)  # let the threads that wait for them run first
+        return found
+
+    def _report(self, new: list[Lease], source: str) -> Steps[None]:
+        queues = Counter(each.queue for each in new) if self._several else None
+        for queue, intake in self._intakes.items():
+            intake.count(len(new) if queues is None else queues[queue])
+        if rescued := [each for each in new if each.rescued]:
+            yield lambda connection: report_rescues(connection, rescued)
+        announce(events_claimed, sender=self._alias, count=len(new), source=source)
+
+    def _look_at(self, queues: set[str]) -> bool:
+        """Have rows found that were added to queues; return whether other workers serve some."""
+        for queue in queues:
+            if (intake := self._intakes.get(queue)) is not None:
+                intake.poll_at = 0.0
+        return bool(queues - self._intakes.keys())
+
+    def _ends(self, lease: Lease) -> bool:
+        """Return whether an event has lost too many workers, and is dead."""
+        if lease.rescues < self._settings.MAX_RESCUES:
+            return False
+        lease.decided = True
+        self._decisions.put((lease, dead_after_rescues(lease.rescues)))
+        return True
+
+    def _note_sizes(self, leases: list[Lease]) -> None:
+        for queue in {each.run.queue for each in leases} if self._several else self._intakes:
+            if (intake := self._intakes.get(queue)) is not None:
+                sizes = [
+                    each.payload_bytes
+                    for each in leases
+                    if not self._several or each.run.queue == queue
+                ]
+                intake.prefetch.note_sizes(len(sizes), sum(sizes))
+
+    def _in_their_queues(self, leases: list[Lease]) -> Steps[list[Lease]]:
+        """Set the queue of each; release those whose threads are busy or in other workers.
+
+        An event is found in a wrong queue if a writer did not know the listeners, or if these have
+        another queue since.
+        """
+        kept: list[Lease] = []
+        others: list[Lease] = []
+        rooms: dict[str, float] = {queue: each.room for queue, each in self._intakes.items()}
+        for lease in leases:
+            lease.queue = expected_queue(lease.listener, lease.run.queue)
+            room = rooms.get(lease.queue, inf)  # ``drain()`` has room for all
+            rooms[lease.queue] = room - 1
+            fits = room > 0 and self._pools.accepts(lease.queue)
+            (kept if fits or lease.queue == lease.run.queue else others).append(lease)
+        if others:
+            due = [
+                Unclaimed(each.id, each.locked_at, self._due(each), each.queue) for each in others
+            ]
+            yield lambda connection: dialect_of(connection).unclaim(me=self._me, due=due)
+            for lease in others:
+                if (intake := self._intakes.get(lease.queue)) is not None:
+                    intake.watermark.lower(lease.lag)
+            if self._look_at({each.queue for each in others}):
+                yield doorbell.ring
+        return kept
+
+    def _due(self, lease: Lease) -> datetime:
+        """Return the due time of an event that is released into another queue."""
+        first = lease.first_due_at
+        if lease.queue in self._intakes or first is None or self._at is not None:
+            return lease.due_at
+        age = max((lease.now - first).total_seconds(), 0.0)
+        return lease.now + timedelta(seconds=min(age, PASSED_ON_DELAY))
+
+    # -- streams ---------------------------------------------------------------------------------
+
+    def claim_streams(self, rooms: Mapping[str, int], *, scan: bool) -> Steps[tuple[int, set[str]]]:
+        """Claim due streams, for as many events of each queue as it has room for.
+
+        With ``scan``, claim those below the watermarks too. Return how many events they brought,
+        and of which queues more streams are due.
+        """
+        threads, excluded = self._settings.WORKERS, self._excluded()
+        marks = {
+            queue: self._watermarks.setdefault(queue, Watermark())
+            for queue, room in rooms.items()
+            if room > 0
+        }
+        branches = [
+            Branch(
+                queue,
+                max(rooms[queue] // self._events_per_stream, min(rooms[queue], threads)),
+                since=watermark.begin_claim(scan=scan),
+            )
+            for queue, watermark in marks.items()
+        ]
+        claim = self.of(branches, table=STREAMS, exclude=excluded)
+        found, new = yield from self._lease_streams(claim)
+        for queue, watermark in marks.items():  # what was skipped, the next claim must find
+            watermark.end_claim(found.found(queue), skipped=bool(excluded))
+        room = max((rooms[each.queue] for each in branches), default=0)
+        count = yield from self._reads.read(new, room)
+        if new:
+            self._events_per_stream = min(2 * ceil(count / len(new)) or 1, MAX_EVENTS)
+        return count, {queue for queue, each in found.queues.items() if each.more}
+
+    def claim_suspect(self, table: Table, queue: str) -> Steps[int]:
+        """Claim one suspect, a stream's events to run one by one; return how many it brought."""
+        excluded = self._excluded() if table is STREAMS else ()
+        state = RescueState.SUSPECT
+        claim = self.of([Branch(queue, 1)], table=table, exclude=excluded, state=state)
+        if table is EVENTS:
+            return len((yield from self.claim_rows(claim)).rows)
+        _, new = yield from self._lease_streams(claim, alone=MAX_EVENTS)
+        return (yield from self._reads.read(new, 1))
+
+    def _excluded(self) -> list[str]:
+        return [*self._reads.exclude, *self._runs.excluded(monotonic())]
+
+    def _lease_streams(self, claim: Claim, *, alone: int = 0) -> Steps[tuple[Claimed, list[Run]]]:
+        deadline = self._held.deadline(monotonic())
+        found = yield lambda connection: dialect_of(connection).claim(claim)
+        runs = [self._run(row, deadline, alone) for row in found.rows]
+        return found, self._held.add(runs)
+
+    def _run(self, row: Row, deadline: float, alone: int) -> Run:
+        name, queue, rescues, _due, was, locked_at = row
+        return Run(
+            table=STREAMS,
+            id=name,
+            queue=queue,
+            locked_at=locked_at,
+            deadline=deadline,
+            rescues=rescues,
+            lost_worker=was if was != self._me else None,
+            alone=alone,
+            read_at=0.0,  # also if the read fails that follows
+        )
