@@ -96,6 +96,13 @@ SURVIVORS = (
         test="tests/test_ordered.py::test_what_is_behind_a_suspect_does_not_die_for_it",
     ),
     Survivor(
+        name="a locked row that is forgotten when it is given back",
+        edits=[("worker/releases.py", "        if left:\n", "        if False:\n")],
+        test="tests/conformance/test_stops.py"
+        "::test_a_row_that_is_locked_when_it_is_given_back_stays_held_until_it_is_free",
+        database="postgres",
+    ),
+    Survivor(
         name="a statement by any lease of its worker",
         edits=[
             (

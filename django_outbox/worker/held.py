@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from math import inf
 
 from ..clocks import monotonic
@@ -40,7 +40,8 @@ class Held:
 
     def __init__(self, lease: float) -> None:
         self.lease = lease  # seconds
-        self._runs: dict[str, Run] = {}  # rows and streams: their ids differ
+        self._rows: dict[str, Run] = {}
+        self._streams: dict[str, Run] = {}
         self._loads: dict[str, Load] = {}
         self._ended: set[str] | None = None  # ids of what ended as done during a claim
         self.settle_waiters = 0  # threads that wait for a settle
@@ -62,12 +63,15 @@ class Held:
 
     def get(self, run_id: str) -> Run | None:
         """Return the run of a row or stream that is leased."""
-        return self._runs.get(run_id)
+        return self._rows.get(run_id) or self._streams.get(run_id)  # their ids differ
 
     def of(self, table: Table) -> list[Run]:
         """Return the runs of a table."""
         with self.lock:
-            return [each for each in self._runs.values() if each.table is table]
+            return [*self._of(table).values()]
+
+    def _of(self, table: Table) -> dict[str, Run]:
+        return self._rows if table is EVENTS else self._streams
 
     # -- for what leases and renews --------------------------------------------------------------
 
@@ -85,13 +89,13 @@ class Held:
         with self.lock:
             ended, self._ended = self._ended, None
             for run in runs:
-                known = self._runs.get(run.id)
+                known = self._of(run.table).get(run.id)
                 if ended and run.renewal and run.id in ended:
                     run.out.clear()
                 elif known is None or is_new(known, run):
                     if known is not None:
                         self.forget(known)
-                    self._runs[run.id] = run
+                    self._of(run.table)[run.id] = run
                     for lease in run.out:
                         self.load(lease.queue).count(lease, 1)
                     new.append(run)
@@ -112,13 +116,13 @@ class Held:
     def put_back(self, run: Run) -> bool:
         """Hold a stream again, unless it was claimed anew meanwhile; return whether it is held."""
         with self.lock:
-            return self._runs.setdefault(run.id, run) is run
+            return self._of(run.table).setdefault(run.id, run) is run
 
     def to_renew(self, now: float) -> list[Run]:
         """Return the runs whose leases are older than a third of their length."""
         limit = self.deadline(now) - self.lease / 3
         with self.lock:
-            return [each for each in self._runs.values() if each.deadline <= limit]
+            return [each for each in self._all() if each.deadline <= limit]
 
     def renewed(self, runs: Iterable[Run], deadline: float) -> None:
         with self.lock:
@@ -132,12 +136,12 @@ class Held:
         Calls go on, and their settles will be refused.
         """
         with self.lock:
-            lost = [each for each in runs if self._runs.get(each.id) is each]
+            lost = [each for each in runs if self._of(each.table).get(each.id) is each]
             unstarted = [lease for run in lost for lease in run.unstarted]
             for run in lost:
                 run.deadline = 0.0
                 if run.table is not EVENTS:
-                    del self._runs[run.id]
+                    del self._streams[run.id]
             self.drop(unstarted)
         return len(unstarted)
 
@@ -166,16 +170,16 @@ class Held:
         load.held -= 1
         load.payload_bytes -= lease.payload_bytes
         load.followers -= some is run.waiting
-        if run.table is EVENTS and self._runs.get(run.id) is run:
-            del self._runs[run.id]
+        if run.table is EVENTS and self._rows.get(run.id) is run:
+            del self._rows[run.id]
         return True
 
     def forget(self, run: Run) -> None:
         """Remove a run with its events, under the lock."""
         for lease in [*run.out, *run.waiting]:
             self.remove(lease)
-        if self._runs.get(run.id) is run:
-            del self._runs[run.id]
+        if (runs := self._of(run.table)).get(run.id) is run:
+            del runs[run.id]
 
     def settled(self, part: Iterable[tuple[Lease, Decision]]) -> None:
         """Remove rows whose decisions are settled."""
@@ -257,11 +261,15 @@ class Held:
         ``before`` is monotonic. A suspect is left out, unless a thread has turned it away.
         """
         with self.lock:
-            return [each for each in self._runs.values() if _is_late(each, before, queue)]
+            return [each for each in self._all() if _is_late(each, before, queue)]
 
     def running(self) -> list[Lease]:
         with self.lock:
-            return [one for run in self._runs.values() for one in run.out if one.started_at]
+            return [one for run in self._all() for one in run.out if one.started_at]
+
+    def _all(self) -> Iterator[Run]:
+        yield from self._rows.values()
+        yield from self._streams.values()
 
 
 def is_new(known: Run, run: Run) -> bool:

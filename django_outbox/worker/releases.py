@@ -82,7 +82,8 @@ class Releases:
         except BaseException:
             self.held.add_rows(rows)  # they are renewed, and may still start
             raise
-        self.held.add_rows(each for each in rows if each.id in left)
+        if left:
+            self.held.add_rows(each for each in rows if each.id in left)
         yield doorbell.ring
         return [each for each in rows if each.id not in left], streams
 

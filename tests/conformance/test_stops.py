@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,8 +12,22 @@ from django.db import connection
 import django_outbox as outbox
 from django_outbox.models import OutboxEvent, OutboxStream
 from django_outbox.sql import dialect_of
-from django_outbox.worker.releases import release_streams
-from tests.table import elsewhere, in_thread, insert, keyed, row, stream, stream_due_in
+from django_outbox.sql.values import EVENTS
+from django_outbox.worker.effects import perform
+from django_outbox.worker.held import Held
+from django_outbox.worker.releases import Releases, release_streams
+from django_outbox.worker.wakeup import Wakeup
+from tests.table import (
+    claimed,
+    elsewhere,
+    events_of,
+    in_thread,
+    insert,
+    keyed,
+    row,
+    stream,
+    stream_due_in,
+)
 from tests.test_stops import (
     NO_SESSIONS,
     Gate,
@@ -124,3 +139,23 @@ def test_an_idle_stream_that_is_locked_is_not_forgotten(
     running.hand_back(1.0)
     assert stream("a").locked_by is None
     assert stream_due_in("a") <= 0
+
+
+@NO_SESSIONS
+def test_a_row_that_is_locked_when_it_is_given_back_stays_held_until_it_is_free() -> None:
+    """Forgotten, it would stay leased until its lease ends, by a worker that does not run it."""
+    locked, free = insert(2, due=-9)
+    held = Held(30)
+    runs: Any = SimpleNamespace(take_ended=lambda now: [])
+    releases = Releases(alias="default", me="me", held=held, runs=runs, wakeup=Wakeup())
+    held.add_rows(events_of(claimed().rows))
+
+    def given_back() -> list[str]:
+        rows, _ = perform(connection, releases.give_back(held.of(EVENTS)))
+        return [each.id for each in rows]
+
+    with elsewhere(lambda: OutboxEvent.objects.select_for_update().get(pk=locked)):
+        assert given_back() == [free]
+        assert held.get(locked) is not None
+    assert given_back() == [locked]
+    assert [row(each).locked_by for each in (locked, free)] == [None, None]

@@ -244,7 +244,7 @@ OWN = (
         edits=[
             (
                 "worker/held.py",
-                "for each in runs if self._runs.get(each.id) is each]",
+                "for each in runs if self._of(each.table).get(each.id) is each]",
                 "for each in runs if False]",
             )
         ],
