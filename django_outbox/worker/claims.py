@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from math import ceil, inf
-from typing import Protocol
 
 from .. import doorbell
 from ..clocks import monotonic
@@ -25,6 +24,7 @@ from .intake import Intake
 from .queues import Decisions
 from .releases import Releases
 from .rescues import report_rescues
+from .runs import Threads
 from .stream_reads import MAX_EVENTS, StreamReads
 from .watermark import Watermark
 
@@ -32,16 +32,6 @@ SMALL_CLAIM = 50  # events; a claim of fewer is a small one
 # Seconds by which an event is late at most each time that it is passed on to a queue that other
 # workers serve: two that disagree about the queue must not do so all the time.
 PASSED_ON_DELAY = 1.0
-
-
-class Threads(Protocol):
-    """What delivers the rows that are claimed."""
-
-    def put_all(self, leases: list[Lease]) -> None:
-        """Queue events for the threads of their queues."""
-
-    def accepts(self, queue: str) -> bool:
-        """Return whether events of this queue may be started here."""
 
 
 class Claims:
@@ -135,11 +125,11 @@ class Claims:
         announce(events_claimed, sender=self._alias, count=len(new), source=source)
 
     def _look_at(self, queues: set[str]) -> bool:
-        """Have rows found that were added to queues; return whether other workers serve some."""
+        """Have rows found that were added to queues; return whether some may not start here."""
         for queue in queues:
             if (intake := self._intakes.get(queue)) is not None:
                 intake.poll_at = 0.0
-        return bool(queues - self._intakes.keys())
+        return any(not self._pools.accepts(each) for each in queues)
 
     def _ends(self, lease: Lease) -> bool:
         """Return whether an event has lost too many workers, and is dead."""
@@ -189,7 +179,7 @@ class Claims:
     def _due(self, lease: Lease) -> datetime:
         """Return the due time of an event that is released into another queue."""
         first = lease.first_due_at
-        if lease.queue in self._intakes or first is None or self._at is not None:
+        if lease.queue in self._intakes or first is None or not self._intakes:  # a drain has none
             return lease.due_at
         age = max((lease.now - first).total_seconds(), 0.0)
         return lease.now + timedelta(seconds=min(age, PASSED_ON_DELAY))

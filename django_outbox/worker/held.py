@@ -167,8 +167,7 @@ class Held:
         else:
             return False
         load = self._loads[lease.queue]
-        load.held -= 1
-        load.payload_bytes -= lease.payload_bytes
+        load.count(lease, -1)
         load.followers -= some is run.waiting
         if run.table is EVENTS and self._rows.get(run.id) is run:
             del self._rows[run.id]

@@ -21,11 +21,14 @@ from .rescues import kept_count
 from .wakeup import Wakeup
 
 
-class StreamHeads(Protocol):
-    """The threads that deliver the first event of each stream."""
+class Threads(Protocol):
+    """What delivers events: a worker's threads and event loops, or the one of ``drain()``."""
 
     def put(self, lease: Lease) -> None:
         """Queue an event for the threads of its queue."""
+
+    def put_all(self, leases: list[Lease]) -> None:
+        """Queue events for the threads of their queues."""
 
     def accepts(self, queue: str) -> bool:
         """Return whether events of this queue may be started here."""
@@ -34,9 +37,7 @@ class StreamHeads(Protocol):
 class Runs:
     """What becomes of the streams of a worker, between their claim and their release."""
 
-    def __init__(
-        self, *, settings: Settings, held: Held, pools: StreamHeads, wakeup: Wakeup
-    ) -> None:
+    def __init__(self, *, settings: Settings, held: Held, pools: Threads, wakeup: Wakeup) -> None:
         self._settings, self._held, self._pools, self._wakeup = settings, held, pools, wakeup
         self._lock = held.lock
         self.ended: list[Run] = []  # streams to be released
@@ -46,12 +47,6 @@ class Runs:
     def __len__(self) -> int:
         """Return how many streams are leased."""
         return len(self._held.of(STREAMS))
-
-    @property
-    def followers(self) -> int:
-        """Return how many events wait behind those that are out."""
-        with self._lock:
-            return sum(len(each.waiting) for each in self._held.of(STREAMS))
 
     # -- for the claimer -------------------------------------------------------------------------
 

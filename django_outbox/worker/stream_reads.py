@@ -26,7 +26,7 @@ from .queues import Decisions
 from .releases import Releases
 from .rescues import report_rescues
 from .routing import complete, is_whole
-from .runs import StreamHeads
+from .runs import Threads
 
 MAX_EVENTS = 32  # events of one stream that are read at a time
 ROUTING_WAIT = 0.1  # seconds for which a stream waits until an earlier event of its key is routed
@@ -47,7 +47,7 @@ class StreamReads:
         *,
         settings: Settings,
         releases: Releases,
-        pools: StreamHeads,
+        pools: Threads,
         decisions: Decisions,
         known_pauses: KnownPauses,
         at: datetime | None = None,

@@ -117,7 +117,7 @@ class Worker(Parts):
         ``held`` counts all events that are claimed and not settled, including the cold ones.
         """
         waiting = sum(len(each.ready) for each in self._pools)
-        cold = waiting + self._runs.followers
+        cold = waiting + sum(self._held.load(each.name).followers for each in self._pools)
         hot = sum(len(each.offers) for each in self._pools)
         return {"hot": hot, "cold": cold, "held": len(self._held)}
 
