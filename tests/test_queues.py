@@ -405,3 +405,14 @@ def test_a_dedicated_worker_routes_events_to_the_queues_of_others() -> None:
         with outbox.Worker(queues=["hooks"]):
             wait_until(lambda: statuses() == {"DONE": 20})
     assert Counter(local.ids) == Counter(hook.ids) == Counter(ids)
+
+
+def test_a_drain_passes_events_on_as_they_were_due(settings: Any) -> None:
+    """The next drain finds them at once; a worker would pass them on up to a second later."""
+    settings.OUTBOX = TWO
+    seen = list[str]()
+    with listening(lambda event: seen.append(event.event_id), queue="hooks"):
+        ids = insert(due=-90)
+        assert outbox.drain(queues=["default"]) == 0
+        assert outbox.drain(queues=["hooks"]) == 1
+    assert seen == ids
