@@ -57,6 +57,23 @@ class Claimer:
     ) -> None:
         self.alias, self.me, self.settings = releases.alias, releases.me, settings
         self.held, self._runs, self._known_pauses = releases.held, releases.runs, known_pauses
+        self._make_claims(pools, decisions, releases)
+        hot, cold = settings.FAIRNESS
+        self._settled = settled
+        self._quarantine = Quarantine(alias=self.alias, me=self.me, held=self.held)
+        self._may_claim = may_claim  # False on the standby of single_node
+        self._turns = cycle([True] * hot + [False] * cold)  # True: hot
+        self._poll_times = PollTimes(settings, intakes=self._intakes, wakeup=wakeup)
+        self._scans = Throttle()
+        self._more_events = False  # more rows were due than the last claim of events took
+        self._streams_wait = False  # the last claim of streams found events
+        # Monotonic; the next full scan and the next claim of streams during a backlog.
+        self._scan_at = self._streams_at = 0.0
+        self._wakeup, self._throttle = wakeup, throttle
+        wakeup.expect(self._quarantine.proven_at - monotonic())
+
+    def _make_claims(self, pools: Pools, decisions: Decisions, releases: Releases) -> None:
+        settings, known_pauses = self.settings, self._known_pauses
         most_bytes = max(settings.PREFETCH_BYTES // len(pools), 1)
         self._intakes = {
             pool.name: Intake(pool, settings=settings, releases=releases, most_bytes=most_bytes)
@@ -77,19 +94,6 @@ class Claimer:
             configured={*settings.queues},
             known_pauses=known_pauses,
         )
-        hot, cold = settings.FAIRNESS
-        self._settled = settled
-        self._quarantine = Quarantine(alias=self.alias, me=self.me, held=self.held)
-        self._may_claim = may_claim  # False on the standby of single_node
-        self._turns = cycle([True] * hot + [False] * cold)  # True: hot
-        self._poll_times = PollTimes(settings, intakes=self._intakes, wakeup=wakeup)
-        self._scans = Throttle()
-        self._more_events = False  # more rows were due than the last claim of events took
-        self._streams_wait = False  # the last claim of streams found events
-        # Monotonic; the next full scan and the next claim of streams during a backlog.
-        self._scan_at = self._streams_at = 0.0
-        self._wakeup, self._throttle = wakeup, throttle
-        wakeup.expect(self._quarantine.proven_at - monotonic())
 
     def step(self) -> float:
         """Make one claim, if there is room and reason; return the seconds to wait."""
