@@ -192,7 +192,7 @@ def _space(rows: OutboxQuerySet, ids: list[str], spacing: Spacing) -> None:
     """Make new deliveries due one after the other; those with a key in their streams."""
     times = dict(zip(ids, spacing.take(len(ids), rows._clock()), strict=True))
     for some, due in due_times(ids, times):
-        rows.filter(pk__in=some).update(
+        rows.filter(pk__in=some).update_by_id(
             available_at=Case(When(ALONE, then=due)),
             deliver_at=Case(When(ALONE, then=F("deliver_at")), default=due),
             first_due_at=due,

@@ -189,8 +189,8 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
         An event with a key still waits for the events before it in its stream.
         """
         waiting = self._updatable().waiting()
-        count = waiting.filter(ALONE).update(available_at=DatabaseNow())
-        return count + in_streams(waiting, lambda rows: rows.update(deliver_at=DatabaseNow()))
+        count = alone(waiting, lambda rows: rows.update_by_id(available_at=DatabaseNow()))
+        return count + in_streams(waiting, lambda rows: rows.update_by_id(deliver_at=DatabaseNow()))
 
     def skip(self) -> int:
         """Make these events with a key dead, to unblock those behind them; return how many.
@@ -218,9 +218,9 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
         is known to be gone.
         """
         rows = self._updatable().pending()
-        count = rows.filter(locked_by__isnull=False).update(
-            available_at=DatabaseNow(), locked_by=None, locked_at=None
-        )
+        values = {"available_at": DatabaseNow(), "locked_by": None, "locked_at": None}
+        leased = rows.filter(locked_by__isnull=False)
+        count = alone(leased, lambda rows: rows.update_by_id(**values))
         keys = rows._names()
         for start in range(0, len(keys), BATCH_SIZE):
             count += self._streams(keys[start : start + BATCH_SIZE]).release()

@@ -31,6 +31,11 @@ class ByPrimaryKey(BaseTable):
         return sql + " FORCE INDEX (PRIMARY)" * (connection.vendor == "mysql"), params
 
 
+def _by_primary_key(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+    hint = " FORCE INDEX (PRIMARY)" * (context["connection"].vendor == "mysql")
+    return execute(sql.replace(" SET ", f"{hint} SET ", 1), params, many, context)
+
+
 class TableQuerySet(models.QuerySet[M]):
     """Rows of one table of the outbox; changes go to the database for writing."""
 
@@ -51,6 +56,14 @@ class TableQuerySet(models.QuerySet[M]):
         """
         skip = self._connection().features.has_select_for_update_skip_locked
         return [*self._locking(skip_locked=skip).values_list("pk", flat=True)]
+
+    def update_by_id(self, **values: Any) -> int:
+        """Update these rows, which are filtered by primary keys; return how many.
+
+        MySQL would rather scan a small table, and so wait for rows that others have locked.
+        """
+        with self._connection().execute_wrapper(_by_primary_key):
+            return self.update(**values)
 
     def _locking(self: Q, *, skip_locked: bool = False) -> Q:
         if not self._connection().features.has_select_for_update:

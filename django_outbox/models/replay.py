@@ -96,7 +96,7 @@ def _reset(rows: OutboxQuerySet, due: Any, replayed: Entry) -> int:
     first, added = addition(replayed)
     shorter = Substr("history", 1, Length("history") - 1)
     longer = Concat(shorter, Value(added), output_field=ExactTextField())
-    return rows.update(
+    return rows.update_by_id(
         status=Status.NEW,
         attempts=0,
         rescues=0,
@@ -157,7 +157,7 @@ def in_free_streams(rows: OutboxQuerySet) -> OutboxQuerySet:
 
 def mark_dead(rows: OutboxQuerySet) -> int:
     """Give up pending events with a key whose streams no worker has leased."""
-    return in_free_streams(rows).update(
+    return in_free_streams(rows).update_by_id(
         status=Status.DEAD,
         done_at=DatabaseNow(),
         deliver_at=None,
@@ -202,4 +202,6 @@ def change_waiting(rows: OutboxQuerySet, change: Change, signal: Signal | None =
 def due_at(rows: OutboxQuerySet, due: datetime) -> int:
     """Give pending events a due time; a row with a key is found by that of its stream instead."""
     alone = When(ALONE, then=Value(due, UTCDateTimeField()))
-    return rows.update(available_at=Case(alone), deliver_at=due, first_due_at=due, locked_at=None)
+    return rows.update_by_id(
+        available_at=Case(alone), deliver_at=due, first_due_at=due, locked_at=None
+    )

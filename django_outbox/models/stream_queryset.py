@@ -16,6 +16,7 @@ from ..sql import dialect_of
 from .event_queryset import OutboxQuerySet
 from .fields import DatabaseNow, IsIndexed, age
 from .queryset import TableQuerySet
+from .replay import BATCH_SIZE
 from .retention import batches
 
 if TYPE_CHECKING:
@@ -72,7 +73,12 @@ class StreamQuerySet(TableQuerySet["OutboxStream"]):
         to be gone.
         """
         leased = self.using(self._write_alias()).filter(locked_by__isnull=False)
-        return leased.update(due_at=DatabaseNow(), locked_by=None, locked_at=DatabaseNow())
+        names, count = [*leased.values_list("pk", flat=True)], 0
+        for start in range(0, len(names), BATCH_SIZE):
+            some = leased.filter(pk__in=names[start : start + BATCH_SIZE])
+            now = DatabaseNow()
+            count += some.update_by_id(due_at=now, locked_by=None, locked_at=now)
+        return count
 
     def expired(self, settings: Settings | None = None) -> StreamQuerySet:
         """Return streams that were idle for a day and have no pending or dead events."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -15,11 +16,20 @@ from django.db import connection, transaction
 
 import django_outbox as outbox
 from django_outbox.listeners.outcomes import Status
-from django_outbox.models import OutboxEvent, OutboxQuerySet
+from django_outbox.models import OutboxEvent, OutboxQuerySet, OutboxStream
 from django_outbox.sql import dialect_of, engine_connection
 from tests.databases import vendor
 from tests.plans import analyze
-from tests.table import claim, elsewhere, in_thread, insert, keyed, now, siblings
+from tests.table import claim, elsewhere, in_thread, insert, keyed, names, now, siblings, stream_row
+
+CHANGES: list[tuple[Status, str, tuple[timedelta, ...]]] = [
+    (Status.DEAD, "replay", ()),
+    (Status.DEAD, "discard", ()),
+    (Status.NEW, "cancel", ()),
+    (Status.NEW, "run_now", ()),
+    (Status.NEW, "release", ()),
+    (Status.NEW, "reschedule", (timedelta(hours=1),)),
+]
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
@@ -48,12 +58,24 @@ def test_a_worker_settles_while_the_admin_changes_other_events() -> None:
         assert dialect_of(own).settle_done(me="me", ids=held) == len(held)
 
 
-@pytest.mark.parametrize(
-    ("status", "verb"), [(Status.DEAD, "replay"), (Status.DEAD, "discard"), (Status.NEW, "cancel")]
-)
-def test_an_event_that_is_not_changed_may_be_locked(status: Status, verb: str) -> None:
+@pytest.mark.parametrize("status_and_verb", CHANGES, ids=lambda each: each[1])
+def test_an_event_that_is_not_changed_may_be_locked(
+    status_and_verb: tuple[Status, str, tuple[timedelta, ...]],
+) -> None:
+    status, verb, more = status_and_verb
     rows = others(50, status)
-    assert result_while_locked(*insert(), getattr(rows, verb)) == 50
+    if verb == "release":
+        rows.update(locked_by="w1")
+    assert result_while_locked(*insert(), lambda: getattr(rows, verb)(*more)) == 50
+
+
+def test_a_stream_that_is_not_released_may_be_locked() -> None:
+    keys = [f"k{place:02}" for place in range(50)]
+    for key in [*keys, "z"]:
+        stream_row(key, locked_by="w1").save()
+    leased = OutboxStream.objects.filter(pk__in=names(*keys))
+    with elsewhere(lambda: OutboxStream.objects.select_for_update().get(pk=names("z")[0])):
+        assert in_thread(leased.release).result(10) == 50
 
 
 @pytest.mark.parametrize("key", [None, "k"])
