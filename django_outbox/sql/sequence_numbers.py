@@ -91,5 +91,8 @@ def due_of_followers() -> str:
 
 
 def _parts(places: Places) -> Iterator[Places]:
-    """Split by statement. Streams are sorted: writers of the same ones wait and do not deadlock."""
-    return in_parts(sorted(places), STREAMS)
+    """Split by statement. Streams are sorted: writers of the same ones wait and do not deadlock.
+
+    The keys' own come first, as in a write: other lanes may have names that sort before ":".
+    """
+    return in_parts(sorted(places, key=lambda each: (each[0][0] != ":", each)), STREAMS)

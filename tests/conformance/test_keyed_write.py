@@ -155,6 +155,12 @@ def test_many_keys_are_one_upsert_in_the_order_of_the_keys() -> None:
     )
 
 
+def test_a_keys_own_stream_is_locked_before_those_of_its_lanes() -> None:
+    """A write locks it first, too, and the name of a lane may sort before it."""
+    (sent, *_) = statements(lambda: dialect_of(connection).wake_streams(["1st:k", ":k"]))
+    assert sent.index("':k'") < sent.index("'1st:k'")
+
+
 def test_more_keys_than_a_statement_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sequence_numbers, "STREAMS", 10)
     monkeypatch.setattr(inserting, "STATEMENT_PARAMS", 7 * inserting.PARAMS_PER_ROW)
