@@ -159,7 +159,7 @@ def test_440_every_thread_is_named_a_daemon_and_one_of_its_kind(settings: Any) -
     settings.OUTBOX = {**SOON, "DOORBELL": "local"}
     with outbox.Worker(workers=3):
         threads = engine_threads()
-    kinds = ["claimer", "doorbell", "heartbeat", "loop", "purger", "settler"]
+    kinds = ["claimer", "doorbell", "heartbeat", "housekeeper", "loop", "settler"]
     kinds += ["watchdog", "worker-0", "worker-1", "worker-2"]
     assert sorted(each.name for each in threads) == [f"outbox-default-{kind}" for kind in kinds]
     assert all(each.daemon for each in threads)
@@ -215,7 +215,7 @@ def test_457_a_worker_may_leave_purging_to_others(settings: Any) -> None:
     settings.OUTBOX = {**SOON, "PURGE_INTERVAL": 0.2}
     finished(10)
     worker = outbox.Worker(purge=False)
-    worker._purger.step()
+    worker._housekeeper.step()
     assert OutboxEvent.objects.count() == 10
     with outbox.Worker():
         wait_until(lambda: OutboxEvent.objects.count() == 0, what="a purge")
@@ -320,15 +320,15 @@ def test_456_a_purge_error_is_logged_and_the_next_run_comes(
     worker = outbox.Worker()
     try:
         worker.start()
-        wait_until(lambda: "purger failed" in caplog.text, what="the failed run")
+        wait_until(lambda: "housekeeper failed" in caplog.text, what="the failed run")
     finally:
         rename("outbox_event_away", table)
-        if "purger failed" not in caplog.text:
+        if "housekeeper failed" not in caplog.text:
             worker.stop()
     try:
         wait_until(lambda: not OutboxEvent.objects.exists(), what="the next run")
-        wait_until(lambda: "purger works again" in caplog.text)
+        wait_until(lambda: "housekeeper works again" in caplog.text)
     finally:
         worker.stop()
-    assert levels(caplog, "purger failed") == {logging.ERROR}
+    assert levels(caplog, "housekeeper failed") == {logging.ERROR}
     assert engine_threads() == []

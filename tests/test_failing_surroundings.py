@@ -225,14 +225,14 @@ def test_a_doorbell_that_raises_stalls_nothing(settings: Any) -> None:
 
 @outside
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-@pytest.mark.parametrize("part", ["settler", "heartbeat", "claimer", "purger", "watchdog"])
+@pytest.mark.parametrize("part", ["settler", "heartbeat", "claimer", "housekeeper", "watchdog"])
 def test_a_thread_that_ends_ends_the_process(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ended = threading.Event()
     bases = {
         "settler": "settler.Settler.step",
         "heartbeat": "leases.Heartbeat.step",
         "claimer": "claimer.Claimer.step",
-        "purger": "purger.Purger.step",
+        "housekeeper": "housekeeper.Housekeeper.step",
         "watchdog": "dispatcher.Dispatcher.watch",
     }
 

@@ -79,7 +79,7 @@ def test_j9_nothing_is_handed_over_or_claimed(settings: Any) -> None:
             event_id = outbox.write(PLACED)
             assert connection.run_on_commit == []
         names = [each.name for each in threading.enumerate() if each.name.startswith("outbox-")]
-        assert names == ["outbox-default-purger"]
+        assert names == ["outbox-default-housekeeper"]
         wait_until(lambda: not OutboxEvent.objects.filter(pk=old).exists(), what="a purge")
         assert row(str(event_id)).status == 0
         assert row(str(event_id)).locked_by is None

@@ -12,11 +12,10 @@ from django.db import connection
 
 import django_outbox as outbox
 from django_outbox import signals
-from django_outbox.clocks import monotonic
 from django_outbox.models import OutboxEvent, OutboxPause
 from django_outbox.models.pause_queryset import Resumed
 from django_outbox.sql import dialect_of
-from django_outbox.worker.pauses import KnownPauses, PauseEnds
+from django_outbox.worker.pauses import end_pauses
 from tests.surroundings import heard
 from tests.table import insert, listening, now, row, statuses, write
 from tests.test_pause import OTHER, SENT, TYPE, is_far, noting
@@ -40,12 +39,6 @@ def pause(kind: str, name: str, seconds: float = 3600, **more: Any) -> None:
 def let_end(**pauses: str) -> None:
     """Move the end of these pauses into the past."""
     OutboxPause.objects.filter(**pauses).update(until=now() - timedelta(seconds=1))
-
-
-def known() -> KnownPauses:
-    found = KnownPauses()
-    found.read(connection)
-    return found
 
 
 # -- a drain ---------------------------------------------------------------------------------------
@@ -74,32 +67,15 @@ def test_the_pause_of_a_breaker_that_is_over_is_no_end() -> None:
     """A probe decides whether it closes."""
     made = breaker(until=now() - timedelta(seconds=60))
     OutboxPause.objects.pause("event_type", OTHER)
-    ends = PauseEnds("default", known())
-    assert ends.next_step() > monotonic()
-    assert not ends.step(connection, monotonic())
+    end_pauses("default")
     outbox.drain()
     assert OutboxPause.objects.get(kind="breaker") == made
-
-
-# -- steps -----------------------------------------------------------------------------------------
-
-
-def test_it_waits_for_the_first_end() -> None:
-    pause("event_type", "later")
-    pause(*TYPE, seconds=60)
-    OutboxPause.objects.pause("event_type", "open")
-    found = known()
-    assert 50 < found.ends_at - monotonic() <= 60
-    ends = PauseEnds("default", found)
-    assert ends.next_step() == found.ends_at
-    assert not ends.step(connection, monotonic())
 
 
 def test_after_an_error_the_others_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     pause("event_type", OTHER)
     pause(*TYPE)
     let_end()
-    ends = PauseEnds("default", known())
 
     def fail(*arguments: Any, **options: Any) -> Any:
         raise ZeroDivisionError
@@ -107,9 +83,8 @@ def test_after_an_error_the_others_are_ended(monkeypatch: pytest.MonkeyPatch) ->
     with monkeypatch.context() as patch:
         patch.setattr(type(dialect_of(connection)), "clock", fail)
         with pytest.raises(ZeroDivisionError):
-            ends.finish(connection, monotonic())
-    while ends.step(connection, monotonic()):
-        pass
+            end_pauses("default")
+    end_pauses("default")
     assert not OutboxPause.objects.exists()
 
 
@@ -156,8 +131,7 @@ def test_what_another_pause_holds_stays_paused() -> None:
 def test_a_pause_set_again_meanwhile_is_not_ended() -> None:
     pause(*TYPE)
     let_end()
-    ends = PauseEnds("default", known())
     assert OutboxPause.objects.resume() == Resumed(pauses=1, events=0, streams=0)
     OutboxPause.objects.pause(*TYPE)
-    ends.finish(connection, monotonic())
+    end_pauses("default")
     assert OutboxPause.objects.get().until is None

@@ -179,12 +179,24 @@ def test_a_dedicated_worker_passes_on_rows_of_other_queues_with_their_attempts()
     assert {(row(each).attempts, row(each).status) for each in ids} == {(3, 2)}
 
 
+def test_two_releases_that_disagree_about_a_queue_pass_a_row_on_once() -> None:
+    seen = Seen()
+    insert(20, event_type="hook.sent")
+    with listening(seen, "hook.sent", queue="hooks"), outbox.Worker(queues=["default"]):
+        wait_until(lambda: queues() == {"hooks": 20})
+        wait_until(lambda: not OutboxEvent.objects.leased().exists())
+    assert seen.ids == []
+    with listening(seen, "hook.sent"), outbox.Worker(queues=["hooks"]):
+        wait_until(lambda: statuses() == {"DONE": 20})
+    assert {*OutboxEvent.objects.values_list("queue", flat=True)} == {"hooks"}
+
+
 def test_rows_of_a_queue_that_is_not_configured_are_delivered_by_default(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from django_outbox.worker import strays
+    from django_outbox.worker import housekeeper
 
-    monkeypatch.setattr(strays, "SEARCH_INTERVAL", 0.1)
+    monkeypatch.setattr(housekeeper, "SEARCH_INTERVAL", 0.1)
     seen = Seen()
     with listening(seen), outbox.Worker():
         insert(600, queue="gone")

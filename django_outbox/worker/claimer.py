@@ -88,11 +88,7 @@ class Claimer:
         self._reads = StreamReads(known_pauses=known_pauses, count=self._count, **parts)
         self._claims = Claims(reads=self._reads, intakes=self._intakes, **parts)
         self._closed = ClosedQueues(
-            alias=self.alias,
-            intakes=self._intakes,
-            claims=self._claims,
-            configured={*settings.queues},
-            known_pauses=known_pauses,
+            intakes=self._intakes, claims=self._claims, known_pauses=known_pauses
         )
 
     def step(self) -> float:
@@ -103,8 +99,7 @@ class Claimer:
         now = monotonic()
         if self._quarantine.is_on:
             return self._run_suspects(now)
-        if self._closed.follow(self._connection, now):
-            self._poll_all()
+        self._closed.follow(self._connection, now)
         for intake in self._intakes.values():
             intake.release_late(self._connection, now)
         open_ones = self._with_room(now)

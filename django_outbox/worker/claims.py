@@ -29,9 +29,9 @@ from .stream_reads import MAX_EVENTS, StreamReads
 from .watermark import Watermark
 
 SMALL_CLAIM = 50  # events; a claim of fewer is a small one
-# Seconds by which an event is late at most each time that it is passed on to a queue that other
-# workers serve: two that disagree about the queue must not do so all the time.
-PASSED_ON_DELAY = 1.0
+# An event that is passed on to another queue is due so much later than at first, which shows that
+# it was. Two releases that disagree about a queue must not pass it to and fro.
+PASSED_ON_DELAY = timedelta(milliseconds=1)
 
 
 class Claims:
@@ -153,7 +153,7 @@ class Claims:
         """Set the queue of each; release those whose threads are busy or in other workers.
 
         An event is found in a wrong queue if a writer did not know the listeners, or if these have
-        another queue since.
+        another queue since. It is released once, before its first try; then it runs where it is.
         """
         kept: list[Lease] = []
         others: list[Lease] = []
@@ -162,12 +162,16 @@ class Claims:
             lease.queue = expected_queue(lease.listener, lease.run.queue)
             room = rooms.get(lease.queue, inf)  # ``drain()`` has room for all
             rooms[lease.queue] = room - 1
-            fits = room > 0 and self._pools.accepts(lease.queue)
-            (kept if fits or lease.queue == lease.run.queue else others).append(lease)
+            is_open = self._pools.accepts(lease.queue)
+            if lease.queue == lease.run.queue or (is_open and room > 0):
+                kept.append(lease)
+            elif self._is_fresh(lease) or (lease.queue in self._intakes and not is_open):  # paused
+                others.append(lease)
+            else:
+                lease.queue = lease.run.queue
+                kept.append(lease)
         if others:
-            due = [
-                Unclaimed(each.id, each.locked_at, self._due(each), each.queue) for each in others
-            ]
+            due = [self._passed_on(each) for each in others]
             yield lambda connection: dialect_of(connection).unclaim(me=self._me, due=due)
             for lease in others:
                 if (intake := self._intakes.get(lease.queue)) is not None:
@@ -176,13 +180,23 @@ class Claims:
                 yield doorbell.ring
         return kept
 
-    def _due(self, lease: Lease) -> datetime:
-        """Return the due time of an event that is released into another queue."""
+    def _is_fresh(self, lease: Lease) -> bool:
+        """Return whether an event is due for the first time, and has not been passed on."""
         first = lease.first_due_at
-        if lease.queue in self._intakes or first is None or not self._intakes:  # a drain has none
-            return lease.due_at
-        age = max((lease.now - first).total_seconds(), 0.0)
-        return lease.now + timedelta(seconds=min(age, PASSED_ON_DELAY))
+        was_not = first is not None and lease.due_at < first + PASSED_ON_DELAY
+        return was_not or not self._intakes  # a drain, which passes nothing on twice
+
+    def _passed_on(self, lease: Lease) -> Unclaimed:
+        """Return how an event is released into another queue.
+
+        Other workers, whose claims begin at a watermark, find it sooner if it is due now.
+        """
+        due = lease.due_at
+        if self._intakes:
+            due += PASSED_ON_DELAY
+            if lease.queue not in self._intakes:
+                due = max(due, lease.now)
+        return Unclaimed(lease.id, lease.locked_at, due, lease.queue)
 
     # -- streams ---------------------------------------------------------------------------------
 

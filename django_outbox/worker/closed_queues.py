@@ -1,4 +1,4 @@
-"""Queues that are paused: what a worker releases, probes and moves while they are."""
+"""Queues that are paused: what a worker releases and probes while they are."""
 
 from __future__ import annotations
 
@@ -13,36 +13,22 @@ from .breaker import close_breaker
 from .claims import Claims
 from .effects import perform
 from .intake import Intake
-from .pauses import READ_INTERVAL, KnownPauses, PauseEnds
-from .strays import Strays
+from .pauses import READ_INTERVAL, KnownPauses
 
 RETRY_PROBE = 1.0  # seconds until a queue that had nothing to probe with is probed again
 
 
 class ClosedQueues:
-    """Follows pauses and circuit breakers of queues, and ends pauses. The claimer's thread only."""
+    """Follows pauses and circuit breakers of queues. The claimer's thread only."""
 
     def __init__(
-        self,
-        *,
-        alias: str,
-        intakes: Mapping[str, Intake],
-        claims: Claims,
-        configured: set[str],
-        known_pauses: KnownPauses,
+        self, *, intakes: Mapping[str, Intake], claims: Claims, known_pauses: KnownPauses
     ) -> None:
         self._intakes, self._claims, self._known_pauses = intakes, claims, known_pauses
-        self._strays = Strays(queues={*intakes}, configured=configured)
-        self._ends = PauseEnds(alias, known_pauses)
         self._probe_at: dict[str, float] = {}  # monotonic; not to be probed before
 
-    def follow(self, connection: BaseDatabaseWrapper, now: float) -> bool:
-        """Write what breakers have counted, probe one that is due, release and move events.
-
-        End pauses whose time has come. Return whether events were made due, or moved to queues of
-        this worker.
-        """
-        has_resumed = self._ends.step(connection, now)
+    def follow(self, connection: BaseDatabaseWrapper, now: float) -> None:
+        """Write what breakers have counted, probe one that is due, release what is paused."""
         for intake in self._intakes.values():
             breaker = intake.pool.breaker
             if breaker is not None and breaker.write(connection):
@@ -53,11 +39,10 @@ class ClosedQueues:
                 self._probe(connection, self._intakes[queue], now, pause)
         for intake in self._intakes.values():
             intake.follow_pauses(connection, now)
-        return self._strays.step(connection, now) or has_resumed
 
     def next_step(self, now: float) -> float:
         """Return when (monotonic) there is something to do; inf: as far as is known, never."""
-        times = [self._strays.next_step(), self._ends.next_step()]
+        times = []
         for queue, (at, _) in self._known_pauses.breakers.items():
             if queue in self._intakes:
                 times.append(max(at, self._probe_at.get(queue, at)))

@@ -19,7 +19,7 @@ from .batch_delivery import with_followers
 from .claims import Claims
 from .effects import perform
 from .held import Held
-from .pauses import KnownPauses, PauseEnds
+from .pauses import KnownPauses, end_pauses
 from .queues import BlockingQueue, Decisions
 from .releases import Releases
 from .runs import Runs
@@ -46,7 +46,6 @@ class DrainClaims:
         self.ready: BlockingQueue[Lease] = BlockingQueue()
         self.unrun = Decisions()
         self.known_pauses = KnownPauses()
-        self.pause_ends = PauseEnds(alias, self.known_pauses)
         wakeup = Wakeup()
         self.runs = Runs(settings=self.settings, held=self.held, pools=self, wakeup=wakeup)
         self.releases = Releases(
@@ -85,7 +84,9 @@ class DrainClaims:
     ) -> list[Lease]:
         """Lease due events of one state from the first queue that has some."""
         self.known_pauses.refresh(connection)
-        self.pause_ends.finish(connection, monotonic())
+        if monotonic() >= self.known_pauses.ends_at:
+            end_pauses(self.alias)
+            self.known_pauses.read(connection)
         rooms = dict.fromkeys(self._open_queues(), limit)
         while any(rooms.values()):
             found = self.known_pauses.postpone_due(connection, rooms)

@@ -15,6 +15,7 @@ from .doorbell_listener import DoorbellListener
 from .event_loop import EventLoop
 from .health import Part
 from .held import Held
+from .housekeeper import Housekeeper
 from .leader_lease import ActiveLease
 from .leases import Heartbeat
 from .pauses import KnownPauses
@@ -88,7 +89,7 @@ class Parts:
             throttle=throttle,
             **parts,
         )
-        self._give_threads(heartbeat)
+        self._give_threads(heartbeat, known_pauses)
 
     def _make_claimer(self, known_pauses: KnownPauses, throttle: ClaimThrottle) -> Claimer:
         return Claimer(
@@ -169,7 +170,7 @@ class Parts:
             most_bytes=max(settings.PREFETCH_BYTES // len(self.queues), 1),
         )
 
-    def _give_threads(self, heartbeat: Heartbeat) -> None:
+    def _give_threads(self, heartbeat: Heartbeat, known_pauses: KnownPauses) -> None:
         settings = self.settings
         self._watchdog = Watchdog(self.alias, watch=[each.watch for each in self._delivering])
         self._settler_loop = self._loop("settler", self._settler.step)
@@ -181,15 +182,29 @@ class Parts:
         )
         self._claimer_loop = self._loop("claimer", self._claimer.step, close=self._claimer.close)
         self._wakeup.wake = self._claimer_loop.wake
-        interval = settings.PURGE_INTERVAL if self._purge else None
-        self._purger = Purger(alias=self.alias, me=self.id, lease=settings.LEASE, interval=interval)
-        self._purger_loop = self._loop("purger", self._purger.step, close=self._purger.close)
+        self._housekeeper = self._make_housekeeper(known_pauses)
+        self._housekeeper_loop = self._loop(
+            "housekeeper", self._housekeeper.step, close=self._housekeeper.close
+        )
         self._doorbell_loop: Loop | None = None
         if (ear := doorbell.ear(self.alias)) is not None:
             listener = DoorbellListener(
                 ear, interval=settings.DOORBELL_INTERVAL, wakeup=self._wakeup
             )
             self._doorbell_loop = self._loop("doorbell", listener.step, close=listener.close)
+
+    def _make_housekeeper(self, known_pauses: KnownPauses) -> Housekeeper:
+        settings = self.settings
+        interval = settings.PURGE_INTERVAL if self._purge else None
+        delivers = settings.MODE != "writer_only"
+        return Housekeeper(
+            alias=self.alias,
+            purger=Purger(alias=self.alias, me=self.id, lease=settings.LEASE, interval=interval),
+            known_pauses=known_pauses,
+            wakeup=self._wakeup,
+            queues=self.queues if delivers else (),
+            configured={*settings.queues},
+        )
 
     @property
     def _delivering(self) -> list[Dispatcher | EventLoop]:

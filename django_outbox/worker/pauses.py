@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import timedelta
 from math import inf
 from typing import Final
@@ -47,6 +46,10 @@ class KnownPauses:
         interval = NOTIFIED_READ_INTERVAL if notified and self.pauses else READ_INTERVAL
         if monotonic() >= self._read_at + interval:
             self.read(connection)
+
+    def expire(self) -> None:
+        """Have the pauses read again before the next claim. Any thread may call it."""
+        self._read_at = -inf
 
     def read(self, connection: BaseDatabaseWrapper) -> None:
         self._read_at = monotonic()
@@ -109,51 +112,20 @@ class KnownPauses:
         return {**limits, **left}
 
 
-class PauseEnds:
-    """Ends pauses whose ``until`` has passed, and makes what waited for them due, step by step.
+def end_pauses(alias: str) -> None:
+    """End pauses whose ``until`` has passed, as a resume does.
 
     If several workers notice, one of them deletes the pause and does the rest.
     """
-
-    def __init__(self, alias: str, known_pauses: KnownPauses) -> None:
-        self._alias, self._known_pauses = alias, known_pauses
-        self._steps: Iterator[None] | None = None  # of the pauses that are being ended
-
-    def step(self, connection: BaseDatabaseWrapper, now: float) -> bool:
-        """Do the next short step; return False if there was nothing to do."""
-        if self._steps is None:
-            if now < self._known_pauses.ends_at:
-                return False
-            self._steps = self._end_pauses()
-        try:
-            next(self._steps)
-        except StopIteration:
-            self._steps = None
-            self._known_pauses.read(connection)
-        return True
-
-    def finish(self, connection: BaseDatabaseWrapper, now: float) -> None:
-        """Do all steps at once."""
-        while self.step(connection, now) and self._steps is not None:
-            pass
-
-    def next_step(self) -> float:
-        """Return when (monotonic) there is something to do; inf: as far as is known, never."""
-        return self._known_pauses.ends_at if self._steps is None else 0.0
-
-    def _end_pauses(self) -> Iterator[None]:
-        pauses = OutboxPause.objects.using(self._alias)
-        for pause in pauses.ended().order_by("until", "pk"):
-            total: Counter[str] = Counter()
-            for batch in pauses.filter(pk=pause.pk).resume_batches():
-                total += Counter(ended=batch.pauses, events=batch.events, streams=batch.streams)
-                yield
-            if total["ended"]:
-                logger.info(
-                    "pause ended kind=%s name=%s events=%d streams=%d",
-                    pause.kind,
-                    pause.name,
-                    total["events"],
-                    total["streams"],
-                )
-                doorbell.ring(connections[self._alias])
+    pauses = OutboxPause.objects.using(alias)
+    for pause in pauses.ended().order_by("until", "pk"):
+        resumed = pauses.filter(pk=pause.pk).resume()
+        if resumed.pauses:
+            logger.info(
+                "pause ended kind=%s name=%s events=%d streams=%d",
+                pause.kind,
+                pause.name,
+                resumed.events,
+                resumed.streams,
+            )
+            doorbell.ring(connections[alias])

@@ -1,7 +1,4 @@
-"""Deletes rows past their retention, batch by batch; one worker at a time does it for all.
-
-Its thread also measures the age of the oldest due event, because that query may take a while.
-"""
+"""Deletes rows past their retention, batch by batch; one worker at a time does it for all."""
 
 from __future__ import annotations
 
@@ -31,7 +28,9 @@ from .throttle import Throttle
 
 logger = logging.getLogger("django_outbox")
 
-MAX_RUN = 15.0  # seconds for one table in a run; after a pause of at most as long it continues
+# Seconds for one table in a run; after a pause of at most as long it continues. The housekeeper's
+# other work waits meanwhile.
+MAX_RUN = 2.0
 SCAN_INTERVAL = DAY  # seconds from the start of a full scan to the start of the next
 SCAN_RATE = 1000  # rows that a full scan reads per second
 Instant = Annotated[datetime, msgspec.Meta(tz=True)]

@@ -141,8 +141,8 @@ def release_streams(connection: BaseDatabaseWrapper, releases: Releases, held: H
 
 
 def as_before(leases: Iterable[Lease]) -> list[Unclaimed]:
-    """Return how rows are released unstarted: due as before, in the queues that they belong to."""
-    return [Unclaimed(each.id, each.locked_at, each.due_at, each.queue) for each in leases]
+    """Return how rows are released unstarted: due as before, and where they were."""
+    return [Unclaimed(each.id, each.locked_at, each.due_at, each.run.queue) for each in leases]
 
 
 def release_of(run: Run, now: float) -> Release:

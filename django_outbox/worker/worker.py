@@ -104,7 +104,7 @@ class Worker(Parts):
         try:
             for part in self._threaded_parts():
                 part.start()
-            self._purger_loop.start()
+            self._housekeeper_loop.start()
         except BaseException:
             self.stop(timeout=0)
             raise
@@ -124,7 +124,7 @@ class Worker(Parts):
     @property
     def lost_threads(self) -> tuple[str, ...]:
         """Return why only a new process helps: a thread ended, or too many hang."""
-        parts = [*self._threaded_parts(), self._purger_loop]
+        parts = [*self._threaded_parts(), self._housekeeper_loop]
         return tuple(filter(None, (each.dead_reason(inf) for each in parts)))
 
     def health(self) -> Health:
@@ -136,7 +136,7 @@ class Worker(Parts):
         settings = self.settings
         dead_after = max(DEAD_AFTER[0] * settings.LEASE, DEAD_AFTER[1])
         unready_after = UNREADY_AFTER * settings.POLL_INTERVAL + 2 * settings.LOCK_WAIT
-        parts = [*self._threaded_parts(), self._purger_loop]
+        parts = [*self._threaded_parts(), self._housekeeper_loop]
         delivering: list[DeliveringPart] = [
             self._claimer_loop,
             self._heartbeat_loop,
@@ -193,7 +193,7 @@ class Worker(Parts):
         self._watchdog.join(JOIN_TIMEOUT)
         for loop in (
             self._active_loop if self._active else None,
-            self._purger_loop,
+            self._housekeeper_loop,
             self._doorbell_loop,
         ):
             if loop is not None:
@@ -227,8 +227,8 @@ class Worker(Parts):
         self._pools.close()
         if hot_queues.by_alias.get(self.alias) is self._pools:
             del hot_queues.by_alias[self.alias]
-        self._purger.stopping = True
-        self._purger_loop.stop()
+        self._housekeeper.stop()
+        self._housekeeper_loop.stop()
         if self._doorbell_loop is not None:
             self._doorbell_loop.stop()
         self._claimer_loop.stop()

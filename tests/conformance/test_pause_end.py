@@ -7,17 +7,15 @@ import threading
 from datetime import timedelta
 
 import pytest
-from django.db import connection
 
 import django_outbox as outbox
 from django_outbox import signals
-from django_outbox.clocks import monotonic
 from django_outbox.models import OutboxEvent, OutboxPause, pause_queryset
-from django_outbox.worker.pauses import PauseEnds
+from django_outbox.worker.pauses import end_pauses
 from tests.surroundings import heard
 from tests.table import in_thread, insert, keyed, now
 from tests.test_pause import SENT, TYPE
-from tests.test_pause_end import known, let_end, pause, two_queues
+from tests.test_pause_end import let_end, pause, two_queues
 from tests.test_queue_status import breaker
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -36,20 +34,17 @@ def test_only_pauses_whose_time_has_come_have_ended() -> None:
     assert [each.name for each in OutboxPause.objects.ended()] == [SENT]
 
 
-def test_each_step_makes_one_batch_due(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_batch_is_made_due_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pause_queryset, "EVENTS_PER_STATEMENT", 10)
     insert(25, event_type=SENT)
     pause(*TYPE)
     outbox.drain()
     let_end()
-    ends = PauseEnds("default", known())
     counts = []
-    while ends.step(connection, monotonic()):
+    for _ in OutboxPause.objects.ended().resume_batches():
         assert not OutboxPause.objects.exists()  # from the first step on
         counts.append(OutboxEvent.objects.due().count())
-    assert counts[:4] == [0, 10, 20, 25]
-    assert {*counts[4:]} == {25}
-    assert ends.next_step() > monotonic() + 3600
+    assert counts == [0, 10, 20, 25]
 
 
 def test_several_that_notice_at_once_end_it_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -62,9 +57,8 @@ def test_several_that_notice_at_once_end_it_once(caplog: pytest.LogCaptureFixtur
     start = threading.Barrier(4)
 
     def end() -> None:
-        ends = PauseEnds("default", known())
         start.wait(20)
-        ends.finish(connection, monotonic())
+        end_pauses("default")
 
     with heard(signals.delivery_resumed) as told:
         for each in [in_thread(end) for _ in range(4)]:

@@ -370,9 +370,9 @@ MUTANTS = (
         scenario="queues",
         edits=[
             (
-                "worker/strays.py",
-                "            moved = self._adopt(connection)\n",
-                "            moved = False\n",
+                "worker/housekeeper.py",
+                "if not self._serves_default or monotonic() < self._search_at:",
+                "if self._search_at:",
             )
         ],
     ),
