@@ -139,7 +139,10 @@ def test_a_stop_under_a_blocked_loop_ends_in_time_and_releases_what_waited(setti
             write(1)
             wait_until(lambda: blocker.task, what="a block")
             write(4)
-            wait_until(lambda: worker._event_loops[0].waiting == 4, what="four that wait")
+            wait_until(
+                lambda: worker._gates.by_queue["default"].ready.waiting_for_loop == 4,
+                what="four that wait",
+            )
             assert in_thread(worker.stop).result(30) is False  # while the loop is blocked
             free = outbox.models.OutboxEvent.objects.filter(locked_by=None).count()
             assert free >= 4

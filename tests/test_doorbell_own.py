@@ -133,8 +133,8 @@ def test_after_an_error_it_listens_again_and_what_was_missed_is_found(
     ):
         (ear,) = Bell.ears
         wait_until(lambda: "wait" in ear.names(), what="an ear")
-        intake = worker._claimer._intakes["default"]
-        wait_until(lambda: intake.poll_at > claimer.monotonic() + 30, what="a long wait")
+        default = worker._gates.by_queue["default"]
+        wait_until(lambda: default.poll_at > claimer.monotonic() + 30, what="a long wait")
         before = ear.names().count("listen")
         insert()  # without a notification
         ear.failing = {"wait": 1, **({"listen": 3} if method == "listen" else {})}
@@ -170,8 +170,8 @@ def test_one_that_is_sure_needs_no_probe(settings: Any, sure: bool) -> None:
         wait_until(lambda: "wait" in ear.names(), what="an ear")
         wait_until(lambda: ear.names().count("wait") >= 3, what="its word")
         if sure:
-            intake = worker._claimer._intakes["default"]
-            wait_until(lambda: intake.poll_at > claimer.monotonic() + 30, what="a rest")
+            default = worker._gates.by_queue["default"]
+            wait_until(lambda: default.poll_at > claimer.monotonic() + 30, what="a rest")
         insert()  # without a notification
         waits = ear.names().count("wait")
         if not sure:

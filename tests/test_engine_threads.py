@@ -22,7 +22,7 @@ import django_outbox as outbox
 from django_outbox.listeners import registry
 from django_outbox.listeners.outcomes import Decision, Status
 from django_outbox.models import OutboxEvent
-from django_outbox.worker import prefetch
+from django_outbox.worker import gate as gates
 from django_outbox.worker.throttle import Throttle
 from tests.surroundings import gated
 from tests.table import PLACED, in_thread, insert, listening, now, statuses, steal, write
@@ -104,14 +104,14 @@ def test_338_poll_and_probe_are_jittered_within_bounds(
 ) -> None:
     monkeypatch.setattr(Throttle, "after", lambda self, started: None)  # each poll is a full scan
     settings.OUTBOX = {"DOORBELL": None, "POLL_INTERVAL": 1000, "PROBE_INTERVAL": 100}
-    claimer, probes, polls = outbox.Worker()._claimer, [], []
-    intake = claimer._intakes["default"]
+    worker, probes, polls = outbox.Worker(), [], []
+    claimer, default = worker._claimer, worker._gates.by_queue["default"]
     for _ in range(60):
         claimer._scan_at = 0.0
         claimer._wakeup.poll_wanted = True
         started = time.monotonic()
         claimer.step()
-        probes.append(intake.poll_at - started)
+        probes.append(default.poll_at - started)
         polls.append(claimer._scan_at - started)
     for pauses, interval in ((probes, 100), (polls, 1000)):
         assert 0.8 * interval <= min(pauses) < 0.95 * interval
@@ -128,7 +128,7 @@ def test_266_a_full_claim_is_followed_by_the_next_at_once(settings: Any) -> None
 def test_227_a_large_first_number_comes_near_strict_priority(
     settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prefetch, "BUSY_AFTER", FAR)  # the gate is closed for longer at times
+    monkeypatch.setattr(gates, "BUSY_AFTER", FAR)  # the gate is closed for longer at times
     settings.OUTBOX = far(WORKERS=1, COLD_QUEUE_CAPACITY=1, ASYNC_CONCURRENCY=1, FAIRNESS=(50, 1))
     sources: list[str] = []
     gate = Gate(lambda event: sources.append(event.source))
@@ -148,8 +148,8 @@ def test_269_a_claimer_that_waits_is_stopped_at_once(settings: Any) -> None:
     settings.OUTBOX = far()
     worker = outbox.Worker()
     worker.start()
-    intake = worker._claimer._intakes["default"]
-    wait_until(lambda: intake.poll_at > time.monotonic() + FAR / 2, what="a long wait")
+    default = worker._gates.by_queue["default"]
+    wait_until(lambda: default.poll_at > time.monotonic() + FAR / 2, what="a long wait")
     started = time.monotonic()
     assert worker.stop() is True
     assert time.monotonic() - started < 15  # a busy machine; its next poll is an hour away

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from concurrent.futures import wait as futures_wait
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,12 +21,13 @@ from django_outbox.events import Event
 from django_outbox.models import OutboxEvent, OutboxStream
 from django_outbox.sql import dialect_of
 from django_outbox.sql.values import EVENTS, FULL, Branch, Claim
+from django_outbox.worker.effects import perform
+from django_outbox.worker.gate import BUSY_AFTER, SHRINK_ABOVE
+from django_outbox.worker.gate import Gate as QueueGate
 from django_outbox.worker.held import Held
-from django_outbox.worker.prefetch import BUSY_AFTER, SHRINK_ABOVE, Prefetch
+from django_outbox.worker.pauses import KnownPauses
 from django_outbox.worker.queues import Offer, Offers
-from django_outbox.worker.ready import Ready
 from django_outbox.worker.releases import Releases
-from django_outbox.worker.shedding import Shedding
 from django_outbox.worker.wakeup import Wakeup
 from tests.fleet import wait_until
 from tests.surroundings import gated
@@ -49,10 +50,8 @@ def busy_worker(gate: Gate, threads: int = 2) -> Iterator[outbox.Worker]:
         try:
             write(threads, "order.gated")
             wait_until(lambda: len(gate.entered) == threads, what="a call on each thread")
-            wait_until(
-                lambda: worker._claimer._intakes["default"].prefetch.is_busy(monotonic()),
-                what="busy",
-            )
+            last_start = worker._held.load("default").last_start
+            wait_until(lambda: monotonic() > last_start + 2 * BUSY_AFTER, what="busy")
             yield worker
         finally:
             gate.open.set()
@@ -61,26 +60,33 @@ def busy_worker(gate: Gate, threads: int = 2) -> Iterator[outbox.Worker]:
 # -- the size of the prefetch ----------------------------------------------------------------------
 
 
-def prefetch_of(settings: Settings, held: Held, ready: Ready) -> Prefetch:
-    """Return the prefetch of a worker with one queue."""
-    queue = settings.queues["default"]
-    return Prefetch(settings, queue, held=held, ready=ready, most_bytes=settings.PREFETCH_BYTES)
+def gate_of(settings: Settings, held: Held) -> QueueGate:
+    """Return the gate of a worker with one queue."""
+    return QueueGate(
+        settings.queues["default"],
+        settings=settings,
+        most_bytes=settings.PREFETCH_BYTES,
+        held=held,
+        breaker=None,
+        known_pauses=KnownPauses(),
+        wakeup=Wakeup(),
+    )
 
 
 class Wait:
-    """A prefetch; each call returns its size after events have waited for so many seconds."""
+    """A gate; each call returns its room after events have waited for so many seconds."""
 
     def __init__(self, **given: Any) -> None:
         settings = Settings(**{"WORKERS": 4, "COLD_QUEUE_CAPACITY": 100, **given})
         self.held = Held(30)
         self.load = self.held.load("default")
-        self.prefetch = prefetch_of(settings, self.held, Ready())
+        self.gate = gate_of(settings, self.held)
 
-    def __call__(self, seconds: float | None, *, backlog: bool = True) -> int:
+    def __call__(self, seconds: float | None, *, backlog: bool = True, started: int = 5) -> int:
         if seconds is not None:
-            self.load.started, self.load.longest_wait = 5, seconds
-        self.prefetch.adapt(backlog=backlog)
-        return self.prefetch.size
+            self.load.started, self.load.longest_wait = started, seconds
+        self.gate.more = backlog
+        return self.gate.room(monotonic())
 
 
 def test_the_prefetch_doubles_while_events_start_soon_and_halves_otherwise() -> None:
@@ -96,10 +102,7 @@ def test_the_prefetch_stays_while_nothing_starts_and_where_there_is_no_backlog()
 
 
 def test_the_first_events_say_nothing_for_a_thread_was_free_for_each() -> None:
-    wait = Wait()
-    wait.load.started, wait.load.longest_wait = 4, 0.0
-    wait.prefetch.adapt(backlog=True)
-    assert wait.prefetch.size == 8
+    assert Wait()(0.0, started=4) == 8
 
 
 # -- a busy worker ---------------------------------------------------------------------------------
@@ -112,7 +115,8 @@ def test_a_worker_whose_threads_are_all_busy_claims_nothing(settings: Any) -> No
         write(20)  # offered to this process
         worker.poll()
         wait_until(
-            lambda: not len(worker._pools.get("default").offers), what="the offers left to others"
+            lambda: not len(worker._gates.by_queue["default"].offers),
+            what="the offers left to others",
         )
         assert leased() == 2
         gate.open.set()
@@ -172,11 +176,10 @@ def test_no_thread_starts_what_is_just_being_put_back(monkeypatch: pytest.Monkey
         drop(leases)
 
     monkeypatch.setattr(held, "drop", meanwhile)
-    pool: Any = SimpleNamespace(name="default", rate=None)
     runs: Any = SimpleNamespace(take_ended=lambda now: [])
     releases = Releases(alias="default", me="me", held=held, runs=runs, wakeup=Wakeup())
-    shedding = Shedding(pool=pool, releases=releases)
-    assert shedding.release_late(connection, monotonic()) > 9
+    late = gate_of(Settings(), held).to_release(monotonic())
+    assert perform(connection, releases.give_back(late)) == ([waiting], 0)
     assert starts[0].result(20) is False
     assert row(event_id).locked_by is None
 
@@ -226,7 +229,7 @@ def test_offers_are_bounded_by_their_payloads_too() -> None:
     woken: list[None] = []
     wakeup = Wakeup()
     wakeup.wake = lambda: woken.append(None)
-    offers = Offers(100, most_bytes=2500, wakeup=wakeup)
+    offers = Offers(100, most_bytes=2500, lock=nullcontext(), wakeup=wakeup)
     event = Event(event_type="x", payload="y" * 998).as_delivered(
         '"' + "y" * 998 + '"', hooks.JSON.loads
     )
@@ -257,15 +260,14 @@ def lease(event_id: str, size: int, **given: Any) -> Lease:
 
 
 def test_a_busy_thread_is_told_from_an_idle_one() -> None:
-    ready = Ready()
-    prefetch = prefetch_of(Settings(), held := Held(30), ready)
+    gate = gate_of(Settings(), held := Held(30))
     held.load("default").last_start = monotonic() - 2 * BUSY_AFTER
-    assert not prefetch.is_busy(monotonic())  # nothing is in flight
+    assert gate.room(monotonic())  # nothing is in flight
     held.add_rows([lease("a", 10)])
-    assert prefetch.is_busy(monotonic())
-    taker = in_thread(lambda: ready.take(30))
-    wait_until(lambda: ready.idle == 1, what="an idle thread")
-    assert not prefetch.is_busy(monotonic())
-    ready.wake()
+    assert not gate.room(monotonic())
+    taker = in_thread(lambda: gate.ready.take(30))
+    wait_until(lambda: gate.ready.idle == 1, what="an idle thread")
+    assert gate.room(monotonic())
+    gate.ready.wake()
     assert taker.result(30) is None
-    assert ready.idle == 0
+    assert gate.ready.idle == 0

@@ -7,7 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -18,7 +18,7 @@ from django.test import Client
 import django_outbox as outbox
 from django_outbox import signals
 from django_outbox.models import OutboxEvent, OutboxWorker
-from django_outbox.worker import prefetch, queues
+from django_outbox.worker import gate, queues
 from django_outbox.worker.throttle import ClaimThrottle
 from django_outbox.worker.wakeup import Wakeup
 from tests.surroundings import heard
@@ -102,7 +102,9 @@ def test_a_full_hot_queue_is_told_once_a_minute_and_for_each_queue(
 ) -> None:
     now = 5000.0
     monkeypatch.setattr(queues, "monotonic", lambda: now)
-    one, other = (queues.Offers(2, most_bytes=10**6, wakeup=Wakeup()) for _ in range(2))
+    one, other = (
+        queues.Offers(2, most_bytes=10**6, lock=nullcontext(), wakeup=Wakeup()) for _ in range(2)
+    )
 
     def offer(queue: queues.Offers, count: int) -> int:
         """Offer events; return the number of log lines so far."""
@@ -144,7 +146,7 @@ def test_158_a_nearer_due_time_wakes_the_claimer_that_waits_for_a_later_one(sett
 
 def test_j15_hot_and_cold_share_two_to_one(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """With one slot and one thread each claim takes one event, so the order shows the claims."""
-    monkeypatch.setattr(prefetch, "BUSY_AFTER", 3600)  # seconds; the hold is longer at times
+    monkeypatch.setattr(gate, "BUSY_AFTER", 3600)  # seconds; the hold is longer at times
     settings.OUTBOX = quiet(WORKERS=1, COLD_QUEUE_CAPACITY=1, ASYNC_CONCURRENCY=1)
     started, go_on = threading.Event(), threading.Event()
 
@@ -178,11 +180,10 @@ def test_j15_hot_and_cold_share_two_to_one(settings: Any, monkeypatch: pytest.Mo
 def test_workers_of_one_table_poll_about_one_at_a_time() -> None:
     """A notification wakes all workers; fifty polls cost the database as much as many events."""
     alone, among_four = ClaimThrottle(), ClaimThrottle()
-    among_four.others = 3
     began = time.monotonic()
     for _ in range(1000):
-        alone.count_poll(0.01)
-        among_four.count_poll(0.01)
+        alone.count_poll(0.01, others=0)
+        among_four.count_poll(0.01, others=3)
     assert alone.next_poll() < time.monotonic()
     assert 25 < among_four.next_poll() - began < 35  # seconds, for 10 s of polling of its own
 
@@ -197,7 +198,7 @@ def test_the_heartbeat_tells_a_worker_how_many_others_there_are() -> None:
         info='{"streams": 0}',
     )
     with outbox.Worker() as worker:
-        wait_until(lambda: worker._claimer._throttle.others == 1, what="the other is known")
+        wait_until(lambda: worker._gates.others == 1, what="the other is known")
 
 
 def test_polls_wait_for_their_turn_but_offered_events_do_not(settings: Any) -> None:
@@ -268,7 +269,7 @@ def quiet(**more: Any) -> dict[str, Any]:
 def at_rest(worker: outbox.Worker) -> bool:
     """Wait until the worker's first poll is over; from then on only a wakeup makes it poll."""
     return wait_until(
-        lambda: worker._claimer._intakes["default"].poll_at > time.monotonic() + FAR / 2,
+        lambda: worker._gates.by_queue["default"].poll_at > time.monotonic() + FAR / 2,
         what="a worker at rest",
     )
 

@@ -17,7 +17,7 @@ import django_outbox as outbox
 from django_outbox import clocks, testing
 from django_outbox.listeners.queues import UNROUTED, routes_of
 from django_outbox.models import OutboxEvent, OutboxPause, OutboxStream
-from django_outbox.worker.rate import RateLimit
+from django_outbox.worker.throttle import TokenBucket
 from tests.table import insert, keyed, listening, row, statuses, stream, write
 from tests.waiting import Gate, MovedClock, wait_until
 
@@ -314,10 +314,11 @@ def test_a_rate_limits_the_calls_of_a_queue(settings: Any, clock: MovedClock) ->
 
 
 def test_a_workers_share_of_a_rate_gathers_for_a_second(clock: MovedClock) -> None:
-    limit = RateLimit(50)
+    limit = TokenBucket(50)
     clock.advance(10)
     assert limit.available() == 0  # the other workers are not known yet
     limit.set_workers(2)
+    assert limit.available() == 0
     clock.advance(10)
     assert limit.available() == 25
     limit.spend(25)
@@ -354,8 +355,9 @@ def test_an_idle_worker_with_sixteen_queues_asks_no_more_often(
             "POLL_INTERVAL": 0.2,
             "PROBE_INTERVAL": 0.2,
         }
-        claimer = outbox.Worker()._claimer
-        assert len(claimer._intakes) == count
+        worker = outbox.Worker()
+        claimer = worker._claimer
+        assert len([*worker._gates]) == count
         began = clock[0]
         while clock[0] < began + 60:
             clock[0] += claimer.step()

@@ -88,8 +88,8 @@ def test_230_410_slow_listeners_stop_the_claims(settings: Any) -> None:
         wait_until(lambda: OutboxEvent.objects.leased().count() == 2, what="the rest given back")
         write(20)  # notifies, and fills the hot queue
         in_thread(lambda: write(20)).result(10)
-        (pool,) = worker._pools
-        wait_until(lambda: not len(pool.offers), what="the offers left to others")
+        (gate_of_queue,) = worker._gates
+        wait_until(lambda: not len(gate_of_queue.offers), what="the offers left to others")
         assert OutboxEvent.objects.leased().count() == 2
         gate.open.set()
         wait_for_statuses(DONE=100)

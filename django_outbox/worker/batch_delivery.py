@@ -18,8 +18,9 @@ from ..delivery.timeouts import CallAbandoned, TimedCall
 from ..listeners.outcomes import DONE, Decision, Status
 from ..listeners.registry import Listener
 from .connection_cleanup import ConnectionCleanup
+from .gate import Gate
+from .gates import Gates
 from .held import Held
-from .pools import Pool, Pools
 from .ready import Lane
 from .runs import Runs
 from .settle_log import log_failed
@@ -28,7 +29,7 @@ Between = Callable[[Lease], bool]
 
 
 class Place(Protocol):
-    """A thread's place in its pool: what a thread that replaces it goes on with."""
+    """A thread's place in its queue: what a thread that replaces it goes on with."""
 
     lease: Lease | None
     batch: list[Lease]
@@ -42,23 +43,25 @@ class BatchDelivery:
         self,
         *,
         alias: str,
-        pool: Pool,
-        pools: Pools,
+        gate: Gate,
+        gates: Gates,
         held: Held,
         runs: Runs,
         is_stopping: Callable[[], bool],
+        to_loop: Callable[[Lane], None],
     ) -> None:
-        self._alias, self._pool, self._pools = alias, pool, pools
-        self._held, self._runs, self._is_stopping = held, runs, is_stopping
+        self._alias, self._gate, self._gates = alias, gate, gates
+        self._held, self._runs = held, runs
+        self._is_stopping, self._to_loop = is_stopping, to_loop
 
     def deliver(
         self, place: Place, lane: Lane, cleanup: ConnectionCleanup, between: Between
     ) -> float:
         """Deliver a lane's next batch; return the seconds of it that are not settled yet."""
         if lane.is_awaited:
-            self._pool.lane_to_loop(lane)
+            self._to_loop(lane)
             return 0.0
-        place.batch = self._start(place, next_batch(lane, self._pool, self._runs))
+        place.batch = self._start(place, next_batch(lane, self._gate, self._runs))
         if not place.batch:
             return 0.0
         batch = None
@@ -71,8 +74,8 @@ class BatchDelivery:
                 alias=self._alias,
                 between=between,
                 is_current=self._held.is_current,
-                pauses=self._pool.pauses,
-                report=self._pool.report,
+                pauses=self._gate.pauses,
+                report=self._gate.report,
             )
             batch.context = context = copy_context()
             context.run(batch.run)
@@ -83,7 +86,7 @@ class BatchDelivery:
         if batch is None:
             place.lease = None
             for lease in place.batch:
-                self._pools.settle(lease, deferred_after_error())
+                self._gates.settle(lease, deferred_after_error())
             return 0.0
         self._settle(place, batch, cleanup, between)
         return 0.0 if lane.listener.atomic else sum(each.duration for each in place.batch)
@@ -107,7 +110,7 @@ class BatchDelivery:
         return [each for each in leases if each.started_at]
 
     def _may_start(self, lease: Lease) -> bool:
-        if not self._pool.may_start(lease):
+        if not self._gate.may_start(lease):
             return False  # the claimer releases it
         return self._held.is_current(lease) or self._held.wait_current(lease, self._is_stopping)
 
@@ -136,7 +139,7 @@ class BatchDelivery:
         if any(decision.status is not Status.DONE for _, decision in batch.decided):
             cleanup.close_half_made()
         cleanup.after(batch.lead)
-        place.batch = settle_rest(batch, self._pools, self._runs, deferred_after_error())
+        place.batch = settle_rest(batch, self._gates, self._runs, deferred_after_error())
         self.fall_back(place, cleanup, between)
 
     def fall_back(self, place: Place, cleanup: ConnectionCleanup, between: Between) -> None:
@@ -154,16 +157,16 @@ class BatchDelivery:
                 log_failed(lease)
                 decision = deferred_after_error()
             place.lease = None
-            self._pools.settle(lease, decision)
+            self._gates.settle(lease, decision)
             place.batch.append(lease)
             cleanup.after(lease)
 
 
-def next_batch(lane: Lane, pool: Pool, runs: Runs) -> list[Lease]:
+def next_batch(lane: Lane, gate: Gate, runs: Runs) -> list[Lease]:
     """Take the next batch from a lane."""
-    most, most_bytes = 1 if pool.is_probing else lane.size, current().BATCH_BYTES
+    most, most_bytes = 1 if gate.probing else lane.size, current().BATCH_BYTES
     heads = lane.take(most, most_bytes)
-    pool.ready.put_back(lane)
+    gate.ready.put_back(lane)
     return with_followers(lane.listener, heads, runs, most=most, most_bytes=most_bytes)
 
 
@@ -198,7 +201,7 @@ def with_followers(
     return found
 
 
-def settle_batch(batch: Batch, pools: Pools, runs: Runs) -> list[Lease]:
+def settle_batch(batch: Batch, gates: Gates, runs: Runs) -> list[Lease]:
     """Have the decisions of a batch settled; those of its fallbacks come later.
 
     Return the events to be settled.
@@ -215,14 +218,14 @@ def settle_batch(batch: Batch, pools: Pools, runs: Runs) -> list[Lease]:
         if decision is DONE and lease.stream and last[lease.stream] is lease
     ]
     for each in decided:
-        pools.settle(*each)
+        gates.settle(*each)
     for follower in ahead:
         if follower is not None:
-            pools.put(follower)
+            gates.put(follower)
     return [lease for lease, _ in decided]
 
 
-def settle_rest(batch: Batch, pools: Pools, runs: Runs, decision: Decision) -> list[Lease]:
+def settle_rest(batch: Batch, gates: Gates, runs: Runs, decision: Decision) -> list[Lease]:
     """Settle a batch whose delivery has ended; events that it left undecided get ``decision``."""
     batch.decided += [(lease, decision) for lease in batch.undecided()]
-    return settle_batch(batch, pools, runs)
+    return settle_batch(batch, gates, runs)

@@ -8,7 +8,6 @@ doubles the pause.
 from __future__ import annotations
 
 import logging
-import threading
 from collections import deque
 from math import inf
 
@@ -22,6 +21,7 @@ from ..queue_settings import BreakerSettings
 from ..signals import announce, breaker_closed, breaker_opened
 from ..sql import dialect_of
 from .held import Held
+from .pauses import KnownPauses
 from .wakeup import Wakeup
 
 logger = logging.getLogger("django_outbox")
@@ -38,15 +38,21 @@ class Breaker:
     """
 
     def __init__(
-        self, queue: str, settings: BreakerSettings, *, alias: str, held: Held, wakeup: Wakeup
+        self,
+        queue: str,
+        settings: BreakerSettings,
+        *,
+        alias: str,
+        held: Held,
+        known_pauses: KnownPauses,
+        wakeup: Wakeup,
     ) -> None:
         self._queue, self._settings, self._alias = queue, settings, alias
-        self._held, self._wakeup = held, wakeup
-        self._lock = threading.Lock()  # guards the next three
+        self._held, self._known_pauses, self._wakeup = held, known_pauses, wakeup
+        self._lock = held.lock  # guards what threads and the claimer set
         self._failures: deque[tuple[float, str]] = deque()  # when (monotonic), and what
         self._trip_reason = ""  # it has tripped, and its row is to be written
         self._trip_pause = settings.pause  # seconds; of the row that is to be written
-        self._is_trip_written = False  # the claimer's thread only
         self._probe_succeeded: bool | None = None  # the outcome of the probe, once it is known
         self._is_probing = False
         self._probe: Lease | None = None  # the event that the probe delivers
@@ -118,29 +124,18 @@ class Breaker:
 
     # -- for the claimer -------------------------------------------------------------------------
 
-    def write(self, connection: BaseDatabaseWrapper) -> bool:
-        """Write what has changed: the breaker has tripped, or a probe has ended.
-
-        Return whether the table of pauses has changed.
-        """
+    def follow(self, connection: BaseDatabaseWrapper) -> None:
+        """Write what has changed: the breaker has tripped, or a probe or check has ended."""
         if self._is_probing:
-            return self._end_probe(connection)
-        if not self._trip_reason:
-            return False
-        if dialect_of(connection).open_breaker(
-            queue=self._queue, pause=self._trip_pause, reason=self._trip_reason
-        ):
-            self._report_opened(self._trip_pause, self._trip_reason)
-        self._is_trip_written = True
-        return True
-
-    def settle_trip(self) -> None:
-        """Note that the pauses were read after its row was written, if it was.
-
-        From now on they keep the queue closed, unless a user has removed the row already.
-        """
-        if self._is_trip_written:
-            self._is_trip_written = False
+            if self._end_probe(connection):
+                self._known_pauses.read(connection)
+        elif reason := self._trip_reason:
+            if dialect_of(connection).open_breaker(
+                queue=self._queue, pause=self._trip_pause, reason=reason
+            ):
+                self._report_opened(self._trip_pause, reason)
+            self._known_pauses.read(connection)
+            # From now on these keep the queue closed, unless a user has removed the row already.
             with self._lock:
                 self._trip_reason = ""
                 self._failures.clear()

@@ -57,13 +57,16 @@ class BrokerBreaker(Breaker):
         # When (monotonic) each line was logged last: another process may have logged the other one.
         self._logged_at = {"opened": -inf, "closed": -inf}
 
-    def write(self, connection: BaseDatabaseWrapper) -> bool:
-        """Write what has changed, as ``Breaker.write`` does; or that a check has ended."""
+    def follow(self, connection: BaseDatabaseWrapper) -> None:
+        """Write what has changed, as ``Breaker.follow`` does; or that a check has ended."""
         if not self._is_checking:
-            return super().write(connection)
-        if self._succeeded is None:
-            return False
-        self._is_checking = False
+            super().follow(connection)
+        elif self._succeeded is not None:
+            self._is_checking = False
+            self._end_check(connection)
+            self._known_pauses.read(connection)
+
+    def _end_check(self, connection: BaseDatabaseWrapper) -> None:
         if not self._succeeded:
             is_time = monotonic() >= self._probed_at + self._probe_pause
             self._probe_next = self._is_doubtful and is_time
@@ -72,7 +75,6 @@ class BrokerBreaker(Breaker):
             self._probed_at, self._probe_pause = -inf, 0.0
             if dialect_of(connection).close_breaker(queue=self._queue):
                 report_closed(self._alias, self._queue, is_logged=self._is_to_be_logged("closed"))
-        return True
 
     @staticmethod
     def is_failure(decision: Decision) -> bool:

@@ -20,7 +20,7 @@ from ..sql import dialect_of
 from ..sql.values import EVENTS, STREAMS, Branch, Claim, Claimed, RescueState, Row, Table, Unclaimed
 from .coalescing import coalesce_and_complete
 from .effects import Steps
-from .intake import Intake
+from .gate import Gate
 from .queues import Decisions
 from .releases import Releases
 from .rescues import report_rescues
@@ -45,14 +45,14 @@ class Claims:
         reads: StreamReads,
         pools: Threads,
         decisions: Decisions,
-        intakes: Mapping[str, Intake],
+        gates: Mapping[str, Gate],
         at: datetime | None = None,
     ) -> None:
         """``at`` is used instead of the database's now, by ``drain()``."""
-        self._settings, self._reads, self._pools = settings, reads, pools
+        self._settings, self.reads, self._pools = settings, reads, pools
         self._alias, self._me = releases.alias, releases.me
         self._held, self._runs = releases.held, releases.runs
-        self._decisions, self._intakes, self._at = decisions, intakes, at
+        self._decisions, self._gates, self._at = decisions, gates, at
         self._several = len(settings.queues) > 1  # otherwise, all events belong to default
         self._watermarks: dict[str, Watermark] = {}  # of streams, by queue
         self._events_per_stream = 2  # events that a stream is expected to bring
@@ -118,8 +118,8 @@ class Claims:
 
     def _report(self, new: list[Lease], source: str) -> Steps[None]:
         queues = Counter(each.queue for each in new) if self._several else None
-        for queue, intake in self._intakes.items():
-            intake.count(len(new) if queues is None else queues[queue])
+        for queue, gate in self._gates.items():
+            gate.claimed(len(new) if queues is None else queues[queue])
         if rescued := [each for each in new if each.rescued]:
             yield lambda connection: report_rescues(connection, rescued)
         announce(events_claimed, sender=self._alias, count=len(new), source=source)
@@ -127,8 +127,8 @@ class Claims:
     def _look_at(self, queues: set[str]) -> bool:
         """Have rows found that were added to queues; return whether some may not start here."""
         for queue in queues:
-            if (intake := self._intakes.get(queue)) is not None:
-                intake.poll_at = 0.0
+            if (gate := self._gates.get(queue)) is not None:
+                gate.poll_soon()
         return any(not self._pools.accepts(each) for each in queues)
 
     def _ends(self, lease: Lease) -> bool:
@@ -140,14 +140,9 @@ class Claims:
         return True
 
     def _note_sizes(self, leases: list[Lease]) -> None:
-        for queue in {each.run.queue for each in leases} if self._several else self._intakes:
-            if (intake := self._intakes.get(queue)) is not None:
-                sizes = [
-                    each.payload_bytes
-                    for each in leases
-                    if not self._several or each.run.queue == queue
-                ]
-                intake.prefetch.note_sizes(len(sizes), sum(sizes))
+        for queue, gate in self._gates.items():
+            some = [each for each in leases if each.run.queue == queue] if self._several else leases
+            gate.brought([each.payload_bytes for each in some])
 
     def _in_their_queues(self, leases: list[Lease]) -> Steps[list[Lease]]:
         """Set the queue of each; release those whose threads are busy or in other workers.
@@ -157,7 +152,7 @@ class Claims:
         """
         kept: list[Lease] = []
         others: list[Lease] = []
-        rooms: dict[str, float] = {queue: each.room for queue, each in self._intakes.items()}
+        rooms: dict[str, float] = {queue: each.free for queue, each in self._gates.items()}
         for lease in leases:
             lease.queue = expected_queue(lease.listener, lease.run.queue)
             room = rooms.get(lease.queue, inf)  # ``drain()`` has room for all
@@ -165,7 +160,7 @@ class Claims:
             is_open = self._pools.accepts(lease.queue)
             if lease.queue == lease.run.queue or (is_open and room > 0):
                 kept.append(lease)
-            elif self._is_fresh(lease) or (lease.queue in self._intakes and not is_open):  # paused
+            elif self._is_fresh(lease) or (lease.queue in self._gates and not is_open):  # paused
                 others.append(lease)
             else:
                 lease.queue = lease.run.queue
@@ -174,8 +169,8 @@ class Claims:
             due = [self._passed_on(each) for each in others]
             yield lambda connection: dialect_of(connection).unclaim(me=self._me, due=due)
             for lease in others:
-                if (intake := self._intakes.get(lease.queue)) is not None:
-                    intake.watermark.lower(lease.lag)
+                if (gate := self._gates.get(lease.queue)) is not None:
+                    gate.passed_on(lease.lag)
             if self._look_at({each.queue for each in others}):
                 yield doorbell.ring
         return kept
@@ -184,7 +179,7 @@ class Claims:
         """Return whether an event is due for the first time, and has not been passed on."""
         first = lease.first_due_at
         was_not = first is not None and lease.due_at < first + PASSED_ON_DELAY
-        return was_not or not self._intakes  # a drain, which passes nothing on twice
+        return was_not or not self._gates  # a drain, which passes nothing on twice
 
     def _passed_on(self, lease: Lease) -> Unclaimed:
         """Return how an event is released into another queue.
@@ -192,9 +187,9 @@ class Claims:
         Other workers, whose claims begin at a watermark, find it sooner if it is due now.
         """
         due = lease.due_at
-        if self._intakes:
+        if self._gates:
             due += PASSED_ON_DELAY
-            if lease.queue not in self._intakes:
+            if lease.queue not in self._gates:
                 due = max(due, lease.now)
         return Unclaimed(lease.id, lease.locked_at, due, lease.queue)
 
@@ -225,7 +220,7 @@ class Claims:
         for queue, watermark in marks.items():  # what was skipped, the next claim must find
             watermark.end_claim(found.found(queue), skipped=bool(excluded))
         room = max((rooms[each.queue] for each in branches), default=0)
-        count = yield from self._reads.read(new, room)
+        count = yield from self.reads.read(new, room)
         if new:
             self._events_per_stream = min(2 * ceil(count / len(new)) or 1, MAX_EVENTS)
         return count, {queue for queue, each in found.queues.items() if each.more}
@@ -238,10 +233,10 @@ class Claims:
         if table is EVENTS:
             return len((yield from self.claim_rows(claim)).rows)
         _, new = yield from self._lease_streams(claim, alone=MAX_EVENTS)
-        return (yield from self._reads.read(new, 1))
+        return (yield from self.reads.read(new, 1))
 
     def _excluded(self) -> list[str]:
-        return [*self._reads.exclude, *self._runs.excluded(monotonic())]
+        return [*self.reads.exclude, *self._runs.excluded(monotonic())]
 
     def _lease_streams(self, claim: Claim, *, alone: int = 0) -> Steps[tuple[Claimed, list[Run]]]:
         deadline = self._held.deadline(monotonic())

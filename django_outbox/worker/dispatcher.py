@@ -19,11 +19,13 @@ from ..delivery.timeouts import CallAbandoned, TimedCall
 from ..listeners.outcomes import Decision, Status
 from .batch_delivery import BatchDelivery
 from .connection_cleanup import BrokenSessions, ConnectionCleanup
+from .gate import Gate
+from .gates import Gates
 from .held import Held
-from .pools import Pool, Pools
 from .ready import Lane
 from .runs import Runs
 from .settle_log import log_failed
+from .threads import thread_name
 
 logger = logging.getLogger("django_outbox")
 
@@ -36,7 +38,7 @@ Between = Callable[[Lease], bool]
 
 
 class Seat:
-    """A place in the pool: its thread, and the lease that the thread delivers."""
+    """A place among the threads: its thread, and the lease that the thread delivers."""
 
     def __init__(
         self,
@@ -70,29 +72,32 @@ class Dispatcher:
         self,
         *,
         alias: str,
-        pool: Pool,
-        pools: Pools,
+        gate: Gate,
+        gates: Gates,
         stuck_after: float,
         held: Held,
         runs: Runs,
         sessions: BrokenSessions,
+        to_loop: Callable[[Lease | Lane], None],
     ) -> None:
-        self._alias, self._held, self._ready = alias, held, pool.ready
-        self._pool, self._pools, self._runs, self._sessions = pool, pools, runs, sessions
-        self._stuck_after = stuck_after  # seconds
+        """``to_loop`` has the queue's event loop deliver an event, or the next batch of a lane."""
+        self._alias, self._held, self._ready = alias, held, gate.ready
+        self._gate, self._gates, self._runs, self._sessions = gate, gates, runs, sessions
+        self._stuck_after, self._to_loop = stuck_after, to_loop  # seconds
         self._stopping = threading.Event()
         self._batches = BatchDelivery(
             alias=alias,
-            pool=pool,
-            pools=pools,
+            gate=gate,
+            gates=gates,
             held=held,
             runs=runs,
             is_stopping=self._stopping.is_set,
+            to_loop=to_loop,
         )
         self._replacing = threading.Lock()  # guards the seats while a thread is replaced
         self._seats = [
-            Seat(self._run, pool.thread_name(alias, f"worker-{number}"))
-            for number in range(pool.settings.WORKERS)
+            Seat(self._run, thread_name(alias, gate.name, f"worker-{number}"))
+            for number in range(gate.settings.WORKERS)
         ]
         self._abandoned: list[threading.Thread] = []  # changed only by the watchdog's thread
         # What the watchdog has logged; set only by its thread.
@@ -135,7 +140,7 @@ class Dispatcher:
 
     @property
     def has_too_many_hung_threads(self) -> bool:
-        """Return whether as many threads hang as the pool has."""
+        """Return whether as many threads hang as the queue has."""
         return self._hanging() >= len(self._seats)
 
     # -- for the watchdog ------------------------------------------------------------------------
@@ -171,7 +176,7 @@ class Dispatcher:
                 "every thread is in a call that does not end seconds=%.0f events=%s queue=%s",
                 seconds,
                 events,
-                self._pool.name,
+                self._gate.name,
             )
         self._was_stuck = seconds > 0
         if self.has_too_many_hung_threads and not self._had_too_many_hung_threads:
@@ -179,7 +184,7 @@ class Dispatcher:
                 "as many threads hang as the worker has, past the timeouts of their listeners; "
                 "only a new process helps threads=%d queue=%s",
                 self._hanging(),
-                self._pool.name,
+                self._gate.name,
             )
         self._had_too_many_hung_threads = self.has_too_many_hung_threads
 
@@ -229,7 +234,7 @@ class Dispatcher:
         while not self._stopping.is_set():
             lease = follower or self._ready.take(IDLE_WAIT)
             follower = None
-            self._pool.made_room()
+            self._gate.made_room()
             if lease is None:
                 continue
             if isinstance(lease, Lane):
@@ -238,13 +243,13 @@ class Dispatcher:
                     self._batches.wait_settled(seat)
                     ahead = 0.0
             elif is_async(lease):
-                self._pool.to_loop(lease)
+                self._to_loop(lease)
             elif self._may_start(lease):
                 decision = self._deliver(seat, lease, cleanup, between)
                 follower = self._runs.next(lease, decision)
                 self._settle(lease, decision, cleanup)
                 if follower is not None and batch_listener(follower) is not None:
-                    self._pool.put(follower)
+                    self._gate.ready.put(follower)
                     follower = None
                 ahead += 0.0 if decision.written else lease.duration
                 if ahead > RUN_AHEAD:
@@ -272,13 +277,13 @@ class Dispatcher:
 
     def _settle(self, lease: Lease, decision: Decision, cleanup: ConnectionCleanup) -> None:
         """Have a decision settled."""
-        self._pools.settle(lease, decision)
+        self._gates.settle(lease, decision)
         if decision.status is not Status.DONE:
             cleanup.close_half_made()
         cleanup.after(lease)
 
     def _may_start(self, lease: Lease) -> bool:
-        if not self._pool.may_start(lease):
+        if not self._gate.may_start(lease):
             return False  # the claimer releases it
         if self._stopping.is_set():
             return False
@@ -300,8 +305,8 @@ class Dispatcher:
                 lease,
                 alias=self._alias,
                 between=between,
-                pauses=self._pool.pauses,
-                report=self._pool.report,
+                pauses=self._gate.pauses,
+                report=self._gate.report,
             )
         except CallAbandoned:
             raise

@@ -59,7 +59,7 @@ class DrainClaims:
             "at": at,
         }
         self.reads = StreamReads(known_pauses=self.known_pauses, **parts)
-        self.claims = Claims(reads=self.reads, intakes={}, **parts)
+        self.claims = Claims(reads=self.reads, gates={}, **parts)
         self.decided = 0  # events so far, including paused ones that were claimed
         self.horizon = 0.0  # seconds between the database's now and ``at``
 

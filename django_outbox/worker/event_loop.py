@@ -6,7 +6,6 @@ import asyncio
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context, ContextVar
 from typing import Any
@@ -24,12 +23,13 @@ from ..log import report_quietly
 from .async_connections import DeliveryThread, Slots
 from .batch_delivery import next_batch, settle_batch, settle_rest
 from .blocked_loop import BlockedLoopWatch
+from .gate import Gate
+from .gates import Gates
 from .held import Held
-from .pools import Pool, Pools
-from .queues import AsyncLoad
 from .ready import Lane
 from .runs import Runs
 from .settle_log import log_failed
+from .threads import thread_name
 
 logger = logging.getLogger("django_outbox")
 
@@ -46,19 +46,19 @@ class EventLoop:
     """
 
     def __init__(
-        self, *, alias: str, stuck_after: float, pool: Pool, pools: Pools, held: Held, runs: Runs
+        self, *, alias: str, stuck_after: float, gate: Gate, gates: Gates, held: Held, runs: Runs
     ) -> None:
-        self._alias, self._held, self._pool, self._pools = alias, held, pool, pools
+        self._alias, self._held, self._gate, self._gates = alias, held, gate, gates
         self._runs = runs
-        self._slots = pool.settings.ASYNC_CONCURRENCY
-        self._connections = Slots(pool.settings.ASYNC_CONNECTIONS)
+        self._slots = gate.settings.ASYNC_CONCURRENCY
+        self._connections = Slots(gate.settings.ASYNC_CONNECTIONS)
         self._loop: asyncio.AbstractEventLoop  # created by start(), closed by the thread
-        self._waiting: deque[Lease | Lane] = deque()  # bounded like all that is claimed
+        self._waiting = gate.ready.awaited
         self._running: dict[asyncio.Task[None], Lease] = {}
         self._tasks: WeakKeyDictionary[asyncio.Task[Any], Lease] = WeakKeyDictionary()
         self._stopping = False
         self._thread = threading.Thread(
-            target=self._run, name=pool.thread_name(alias, "loop"), daemon=True
+            target=self._run, name=thread_name(alias, gate.name, "loop"), daemon=True
         )
         self._watch = BlockedLoopWatch(
             self._thread.name, stuck_after=stuck_after, lease_of=self._lease_of
@@ -70,25 +70,12 @@ class EventLoop:
         self._loop.set_task_factory(self._make_task)  # type: ignore[arg-type]
         self._thread.start()
 
-    def load(self) -> AsyncLoad:
-        return AsyncLoad(self.waiting, len(self._running) >= self._slots)
+    def put(self, found: Lease | Lane) -> None:
+        """Queue a lease, or the next batch of a lane, which grows until it has a place.
 
-    @property
-    def waiting(self) -> int:
-        """Return how many leases wait for one of the ``ASYNC_CONCURRENCY`` places."""
-        waiting = [*self._waiting]  # the same lane may be in it twice
-        lanes = {each for each in waiting if isinstance(each, Lane)}
-        leases = sum(isinstance(each, Lease) for each in waiting)
-        return leases + sum(len(each.leases) for each in lanes)
-
-    def put(self, lease: Lease) -> None:
-        """Queue a lease for delivery. Any thread may call it."""
-        self._waiting.append(lease)
-        self._loop.call_soon_threadsafe(self._fill)
-
-    def put_lane(self, lane: Lane) -> None:
-        """Queue the next batch of a lane, which grows until it has a place. For any thread."""
-        self._waiting.append(lane)
+        Any thread may call it.
+        """
+        self._waiting.append(found)
         self._loop.call_soon_threadsafe(self._fill)
 
     def stop(self) -> None:
@@ -162,7 +149,7 @@ class EventLoop:
             found = self._waiting.popleft()
             if isinstance(found, Lease):
                 lease, delivery = found, self._deliver(found)
-            elif leases := next_batch(found, self._pool, self._runs):
+            elif leases := next_batch(found, self._gate, self._runs):
                 lease, delivery = leases[0], self._deliver_batch(found.listener, leases)
             else:  # a full lane is queued a second time
                 continue
@@ -171,13 +158,13 @@ class EventLoop:
             task = Context().run(self._loop.create_task, delivery, name=lease.id)
             self._running[task] = lease
             task.add_done_callback(self._finished)
-        self._pool.made_room()  # what waits here takes room from the next claim
+        self._gate.made_room()  # what waits here takes room from the next claim
 
     def _finished(self, task: asyncio.Task[None]) -> None:
         lease = self._running.pop(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log_failed(lease, error)
-            self._pools.settle(lease, deferred_after_error())
+            self._gates.settle(lease, deferred_after_error())
         self._fill()
 
     async def _deliver(self, lease: Lease) -> None:
@@ -196,8 +183,8 @@ class EventLoop:
                     lease,
                     alias=self._alias,
                     between=between,
-                    pauses=self._pool.pauses,
-                    report=self._pool.report,
+                    pauses=self._gate.pauses,
+                    report=self._gate.report,
                 )
         except asyncio.CancelledError:
             if decision is None:
@@ -207,7 +194,7 @@ class EventLoop:
         except RuntimeError:  # while the interpreter exits, no thread can be used
             if decision is None:
                 raise
-        self._pools.settle(lease, decision)
+        self._gates.settle(lease, decision)
 
     def _report_cancelled(self, lease: Lease) -> None:
         logger.warning(
@@ -238,10 +225,10 @@ class EventLoop:
         except Exception:  # noqa: BLE001 - it is logged
             log_failed(started[0])
         for batch in batches:
-            settle_rest(batch, self._pools, self._runs, deferred_after_error())
+            settle_rest(batch, self._gates, self._runs, deferred_after_error())
             started = [each.lease for each in batch.fallbacks]  # left after an error
         for lease in started:
-            self._pools.settle(lease, deferred_after_error())
+            self._gates.settle(lease, deferred_after_error())
 
     async def _await_batch(
         self, listener: Listener, leases: list[Lease], batches: list[Batch]
@@ -259,8 +246,8 @@ class EventLoop:
                 alias=self._alias,
                 between=between,
                 is_current=self._held.is_current,
-                pauses=self._pool.pauses,
-                report=self._pool.report,
+                pauses=self._gate.pauses,
+                report=self._gate.report,
             )
             batches.append(batch)
             await batch.arun()
@@ -271,7 +258,7 @@ class EventLoop:
         left = leases
         for batch in batches:
             left = batch.undecided() + [each.lease for each in batch.fallbacks]
-            settle_batch(batch, self._pools, self._runs)
+            settle_batch(batch, self._gates, self._runs)
         if left:
             self._report_cancelled(leases[0])
         for lease in left:  # none of these runs any more
@@ -279,7 +266,7 @@ class EventLoop:
 
     async def _fall_back(self, batch: Batch, between: Callable[[Lease], Any]) -> None:
         """Settle a batch, and await its fallbacks one by one."""
-        settle_batch(batch, self._pools, self._runs)
+        settle_batch(batch, self._gates, self._runs)
         while batch.fallbacks:
             await between(batch.lead)
             lease = batch.fallbacks[0].lease
@@ -287,10 +274,10 @@ class EventLoop:
             batch.fallbacks[0].lease.drop_event()
             del batch.fallbacks[0]
             batch.gone.add(lease.id)
-            self._pools.settle(lease, decision)
+            self._gates.settle(lease, decision)
 
     async def _may_start(self, lease: Lease) -> bool:
-        if not self._pool.may_start(lease):
+        if not self._gate.may_start(lease):
             return False  # the claimer releases it
         return await self._wait_current(lease) and self._held.start(lease)
 

@@ -11,12 +11,11 @@ from django.db import connections
 from ..clocks import monotonic
 from ..sql.halving import in_turn
 from .effects import perform
+from .gates import Gates
 from .held import Held
-from .pools import Pools
 from .releases import AT_ONCE, Releases
 from .runs import Runs
 from .statistics import WRITE_INTERVAL, Statistics
-from .throttle import ClaimThrottle
 from .worker_registry import OtherWorker, WorkerRow
 
 logger = logging.getLogger("django_outbox")
@@ -40,13 +39,12 @@ class Heartbeat:
         runs: Runs,
         releases: Releases,
         statistics: Statistics | None = None,
-        throttle: ClaimThrottle | None = None,
-        pools: Pools | None = None,
+        gates: Gates | None = None,
     ) -> None:
         self._alias, self._me, self._held, self._worker_row = alias, me, held, worker_row
         self._runs, self._releases = runs, releases
-        self._statistics, self._throttle = statistics, throttle
-        self._limited = [each for each in pools or () if each.rate is not None]
+        self._statistics, self._gates = statistics, gates
+        self._limited = [each for each in gates or () if each.rate is not None]
         self._update_row_at = self._count_at = 0.0  # monotonic
 
     def step(self) -> float:
@@ -96,14 +94,14 @@ class Heartbeat:
         others = worker_row.others()
         self._share_rates(others)
         streams = [each.streams for each in others if each.streams is not None]
-        if self._throttle is not None:
-            self._throttle.others = len(streams)
+        if self._gates is not None:
+            self._gates.follow_others(len(streams))
         self._runs.leave_surplus(streams)
         perform(connections[self._alias], self._releases.release_ended())
 
     def _share_rates(self, others: list[OtherWorker]) -> None:
         """Divide the rates of queues by the live workers that serve them."""
         self._count_at = monotonic() + COUNT_INTERVAL
-        for pool in self._limited:
-            assert pool.rate is not None
-            pool.rate.set_workers(1 + sum(each.serves(pool.name) for each in others))
+        for gate in self._limited:
+            assert gate.rate is not None
+            gate.rate.set_workers(1 + sum(each.serves(gate.name) for each in others))

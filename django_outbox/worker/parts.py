@@ -9,26 +9,29 @@ from .. import doorbell
 from ..conf import Settings
 from .broker_breaker import breaker_of
 from .claimer import Claimer
+from .claims import Claims
 from .connection_cleanup import BrokenSessions
 from .dispatcher import Dispatcher
 from .doorbell_listener import DoorbellListener
 from .event_loop import EventLoop
+from .gate import Gate
+from .gates import Gates
 from .health import Part
 from .held import Held
 from .housekeeper import Housekeeper
 from .leader_lease import ActiveLease
 from .leases import Heartbeat
 from .pauses import KnownPauses
-from .pools import Pool, Pools
 from .purger import Purger
-from .queues import Decisions, Offers
+from .quarantine import Quarantine
+from .queues import Decisions
 from .releases import Releases
 from .runs import Runs
 from .settler import Settler
 from .statistics import Statistics
 from .stopping import LeaseReturner
+from .stream_reads import StreamReads
 from .threads import Loop, Watchdog
-from .throttle import ClaimThrottle
 from .wakeup import Wakeup
 from .worker_registry import WorkerRow
 
@@ -53,21 +56,20 @@ class Parts:
     def _assemble(self) -> None:
         settings, alias = self.settings, self.alias
         self._wakeup = Wakeup()
-        throttle = ClaimThrottle()
         self._held, self._decisions = Held(settings.LEASE), Decisions()
         known_pauses = KnownPauses()
-        self._pools = pools = self._make_pools(known_pauses)
+        self._gates = gates = self._make_gates(known_pauses)
         self._sessions = BrokenSessions()
-        parts: dict[str, Any] = {"alias": alias, "held": self._held, "pools": pools}
-        self._runs = Runs(settings=settings, held=self._held, pools=pools, wakeup=self._wakeup)
+        parts: dict[str, Any] = {"alias": alias, "held": self._held, "gates": gates}
+        self._runs = Runs(settings=settings, held=self._held, pools=gates, wakeup=self._wakeup)
         self._releases = Releases(
             alias=alias, me=self.id, held=self._held, runs=self._runs, wakeup=self._wakeup
         )
         if (active := self._single_node()) is not None:
             self._active_loop = self._loop("active", active.step, close=active.release)
         self._active = active
-        self._give_pools_threads(parts)
-        self._claimer = self._make_claimer(known_pauses, throttle)
+        self._give_queues_threads(parts)
+        self._claimer = self._make_claimer(known_pauses)
         statistics = Statistics(alias=alias, me=self.id)
         self._settler = Settler(
             me=self.id,
@@ -86,61 +88,64 @@ class Parts:
             runs=self._runs,
             releases=self._releases,
             statistics=statistics,
-            throttle=throttle,
             **parts,
         )
         self._give_threads(heartbeat, known_pauses)
 
-    def _make_claimer(self, known_pauses: KnownPauses, throttle: ClaimThrottle) -> Claimer:
+    def _make_claimer(self, known_pauses: KnownPauses) -> Claimer:
+        gates, releases = self._gates, self._releases
+        parts: dict[str, Any] = {
+            "settings": self.settings,
+            "releases": releases,
+            "pools": gates,
+            "decisions": self._decisions,
+        }
+        reads = StreamReads(known_pauses=known_pauses, count=gates.count, **parts)
         return Claimer(
             settings=self.settings,
-            pools=self._pools,
-            decisions=self._decisions,
-            may_claim=self._may_claim,
-            settled=lambda: self._settler.settled,
-            releases=self._releases,
-            wakeup=self._wakeup,
+            gates=gates,
+            claims=Claims(reads=reads, gates=gates.by_queue, **parts),
+            releases=releases,
+            quarantine=Quarantine(
+                alias=self.alias, me=self.id, held=self._held, settled=lambda: self._settler.settled
+            ),
             known_pauses=known_pauses,
-            throttle=throttle,
+            wakeup=self._wakeup,
+            may_claim=self._may_claim,
         )
 
-    def _make_pools(self, known_pauses: KnownPauses) -> Pools:
-        pools, queues = {}, self.settings.queues
-        for name, queue in queues.items():
+    def _make_gates(self, known_pauses: KnownPauses) -> Gates:
+        parts: dict[str, Any] = {
+            "held": self._held,
+            "known_pauses": known_pauses,
+            "wakeup": self._wakeup,
+        }
+        gates, settings = {}, self.settings
+        for name, queue in settings.queues.items():
             if name not in self.queues:
                 continue
             breaker = None
             if queue.BREAKER is not None:
-                breaker = breaker_of(
-                    name, queue.BREAKER, alias=self.alias, held=self._held, wakeup=self._wakeup
-                )
-            pools[name] = Pool(
+                breaker = breaker_of(name, queue.BREAKER, alias=self.alias, **parts)
+            gates[name] = Gate(
                 queue,
-                offers=self._hot_queue(),
+                settings=settings,
+                most_bytes=max(settings.PREFETCH_BYTES // len(self.queues), 1),
                 breaker=breaker,
-                known_pauses=known_pauses,
-                wakeup=self._wakeup,
+                **parts,
             )
-        return Pools(pools, held=self._held, decisions=self._decisions, wakeup=self._wakeup)
+        return Gates(gates, decisions=self._decisions, wakeup=self._wakeup)
 
-    def _give_pools_threads(self, parts: dict[str, Any]) -> None:
+    def _give_queues_threads(self, parts: dict[str, Any]) -> None:
         """Create the threads and the event loop of each queue."""
         self._event_loops: list[EventLoop] = []
         self._dispatchers: list[Dispatcher] = []
-        stuck_after = self.settings.STUCK_AFTER
-        for pool in self._pools:
-            loop = EventLoop(pool=pool, stuck_after=stuck_after, runs=self._runs, **parts)
-            pool.async_load, pool.to_loop = loop.load, loop.put
-            pool.lane_to_loop = loop.put_lane
+        parts = {**parts, "stuck_after": self.settings.STUCK_AFTER, "runs": self._runs}
+        for gate in self._gates:
+            loop = EventLoop(gate=gate, **parts)
             self._event_loops.append(loop)
             self._dispatchers.append(
-                Dispatcher(
-                    pool=pool,
-                    stuck_after=stuck_after,
-                    runs=self._runs,
-                    sessions=self._sessions,
-                    **parts,
-                )
+                Dispatcher(gate=gate, sessions=self._sessions, to_loop=loop.put, **parts)
             )
 
     def _single_node(self) -> ActiveLease | None:
@@ -160,14 +165,6 @@ class Parts:
             mode=self.settings.MODE,
             wakeup=self._wakeup,
             queues=self.queues,
-        )
-
-    def _hot_queue(self) -> Offers:
-        settings = self.settings
-        return Offers(
-            settings.HOT_QUEUE_CAPACITY,
-            wakeup=self._wakeup,
-            most_bytes=max(settings.PREFETCH_BYTES // len(self.queues), 1),
         )
 
     def _give_threads(self, heartbeat: Heartbeat, known_pauses: KnownPauses) -> None:

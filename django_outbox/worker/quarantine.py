@@ -7,6 +7,7 @@ worker at a time is in quarantine, by a named lease; the others go on.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Final
 
 from ..clocks import monotonic
@@ -24,7 +25,9 @@ RETRY_WAITS = (100.0, 3600.0)
 class Quarantine:
     """Whether this worker is in quarantine. The claimer's thread only."""
 
-    def __init__(self, *, alias: str, me: str, held: Held) -> None:
+    def __init__(self, *, alias: str, me: str, held: Held, settled: Callable[[], int]) -> None:
+        """``settled`` returns how many events this worker has settled."""
+        self._settled = settled
         self._leader = Leader(alias=alias, me=me, name=NAME, lease=held.lease)
         self._held, self._max_wait = held, min(held.lease, MAX_WAIT)
         # Not the same for all: what kills young processes would meet a suspect each time.
@@ -36,13 +39,13 @@ class Quarantine:
     def is_on(self) -> bool:
         return self._since is not None
 
-    def enter(self, *, settled: int) -> bool:
+    def enter(self) -> bool:
         """Enter it if this worker may, and no other is in it; return whether it did.
 
-        A process that begins, and has ``settled`` nothing, must not count against a suspect.
+        A process that begins, and has settled nothing, must not count against a suspect.
         """
         now = monotonic()
-        is_proven = settled > 0 or now > self.proven_at
+        is_proven = self._settled() > 0 or now > self.proven_at
         if not is_proven or (len(self._held) and now < self._not_before):
             return False
         if self._leader.take():

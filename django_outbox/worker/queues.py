@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from queue import Empty, SimpleQueue
 from typing import Generic, NamedTuple, TypeVar
 
@@ -83,11 +82,17 @@ class Offer(NamedTuple):
 class Offers:
     """The hot queue: rows that this process committed and not yet claimed. It never blocks."""
 
-    def __init__(self, capacity: int, *, most_bytes: int, wakeup: Wakeup) -> None:
+    def __init__(
+        self,
+        capacity: int,
+        *,
+        most_bytes: int,
+        lock: AbstractContextManager[object],
+        wakeup: Wakeup,
+    ) -> None:
         """Limit it to ``capacity`` rows, and to about ``most_bytes`` of payload text."""
         self._capacity, self._most_bytes = capacity, most_bytes
-        self._bytes = 0  # guarded by the lock below, as several writers offer at once
-        self._counting = threading.Lock()
+        self._bytes, self._lock = 0, lock  # the lock guards it, as several writers offer at once
         self._rows: deque[Offer] = deque()  # appended by writers, taken by the claimer
         self._open = True
         self._warn_at = 0.0  # monotonic; the earliest time of the next warning
@@ -102,7 +107,7 @@ class Offers:
         if len(self._rows) >= self._capacity or self._bytes > self._most_bytes:
             self._warn(monotonic())
             return False
-        with self._counting:
+        with self._lock:
             self._bytes += payload_bytes(row.event)
         self._rows.append(row)
         self._wakeup.wake()
@@ -112,9 +117,10 @@ class Offers:
         found: list[Offer] = []
         while self._rows and len(found) < most:
             found.append(self._rows.popleft())
-        taken = sum(payload_bytes(each.event) for each in found)
-        with self._counting:
-            self._bytes -= taken
+        if found:
+            taken = sum(payload_bytes(each.event) for each in found)
+            with self._lock:
+                self._bytes -= taken
         return found
 
     def close(self) -> None:
@@ -132,13 +138,6 @@ class Offers:
 def payload_bytes(event: Event) -> int:
     """Return the size of the event's payload text in characters, as nearly all are ASCII."""
     return len(event._payload_text or "")
-
-
-class AsyncLoad(NamedTuple):
-    """How busy the event loop is."""
-
-    waiting: int  # leases that wait for one of its places
-    is_full: bool
 
 
 Decisions = BlockingQueue[tuple[Lease, Decision]]

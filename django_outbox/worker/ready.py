@@ -1,4 +1,4 @@
-"""What waits for a queue's threads: single events, and the lanes of batch listeners."""
+"""What waits for a queue's threads and its event loop: events, and lanes of batch listeners."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 from sys import maxsize
 
 from ..clocks import monotonic
+from ..delivery.deliver import batch_listener, batch_size
 from ..delivery.lease import Lease
 from ..listeners.queues import can_be_awaited
 from ..listeners.registry import Listener
@@ -55,6 +56,7 @@ class Ready:
         """``on_idle`` is called by a thread that finds the queue empty, before it waits."""
         self._queue: BlockingQueue[Lease | Lane] = BlockingQueue(on_idle)
         self._lanes: dict[tuple[str, int], Lane] = {}
+        self.awaited: deque[Lease | Lane] = deque()  # filled by the threads, taken by the loop
 
     def __len__(self) -> int:
         """Return how many events wait for a thread; a lane in the queue may count as one more."""
@@ -76,21 +78,39 @@ class Ready:
         """Return how many threads wait for an event."""
         return self._queue.idle
 
-    def put(self, lease: Lease) -> None:
-        """Have a thread deliver an event by itself."""
-        self._queue.put(lease)
+    @property
+    def waiting_for_loop(self) -> int:
+        """Return how many events wait for a place in the event loop."""
+        waiting = [*self.awaited]  # the same lane may be in it twice
+        lanes = {each for each in waiting if isinstance(each, Lane)}
+        return sum(isinstance(each, Lease) for each in waiting) + sum(
+            len(each.leases) for each in lanes
+        )
 
-    def lane(self, listener: Listener, size: int) -> Lane:
+    def put(self, *leases: Lease) -> None:
+        """Have threads or the event loop deliver events, alone or in batches.
+
+        Lanes are queued at the end, so that no thread takes the first event of a batch alone.
+        """
+        lanes: set[Lane] = set()
+        for lease in leases:
+            listener = batch_listener(lease)
+            if listener is None:
+                self._queue.put(lease)
+                continue
+            lane = self._lane(listener, batch_size(listener, lease))
+            lane.leases.append(lease)
+            lanes.add(lane)
+        for lane in lanes:
+            if lane.leases and (not lane.is_queued or len(lane.leases) >= lane.size):
+                self._queue_lane(lane)
+
+    def _lane(self, listener: Listener, size: int) -> Lane:
         """Return the lane of a batch listener with batches of up to ``size`` events."""
         lane = self._lanes.get((listener.title, size))
         if lane is None or lane.listener is not listener:
             lane = self._lanes[listener.title, size] = Lane(listener, size)
         return lane
-
-    def offer(self, lane: Lane) -> None:
-        """Have a thread deliver a lane to which events were added."""
-        if lane.leases and (not lane.is_queued or len(lane.leases) >= lane.size):
-            self._queue_lane(lane)
 
     def put_back(self, lane: Lane) -> None:
         """Queue a lane again after a batch was taken from it, if there is more."""

@@ -23,8 +23,8 @@ from ..sql.transactions import all_or_nothing
 from ..sql.values import LeaseKind
 from .connection_cleanup import BrokenSessions
 from .effects import perform
+from .gates import Gates
 from .held import Held
-from .pools import Pools
 from .queues import Decisions
 from .releases import Releases
 from .rescues import kept_count
@@ -59,7 +59,7 @@ class Settler:
         held: Held,
         decisions: Decisions,
         wakeup: Wakeup,
-        pools: Pools,
+        gates: Gates,
         runs: Runs,
         releases: Releases,
         statistics: Statistics,
@@ -67,7 +67,7 @@ class Settler:
     ) -> None:
         self._alias, self._me, self._settings = alias, me, settings
         self._held, self._decisions, self._wakeup = held, decisions, wakeup
-        self._pools = pools
+        self._gates = gates
         self._runs, self._releases = runs, releases
         self._statistics, self._sessions = statistics, sessions
         # Only its thread changes these.
@@ -110,7 +110,7 @@ class Settler:
         A commit for every few decisions costs the database more than the rest of the deliveries.
         """
         until = monotonic() + GATHER_TIME
-        while self._pools.start_soon() and not self._held.settle_waiters and monotonic() < until:
+        while self._gates.start_soon() and not self._held.settle_waiters and monotonic() < until:
             if len(self._decisions) >= GATHER_COUNT:
                 break
             time.sleep(0.001)
@@ -178,7 +178,7 @@ class Settler:
         delays = [each.delay for lease, each in part if each.delay is not None and not lease.stream]
         if delays:
             self._wakeup.expect(min(delays))
-        self._pools.made_room()
+        self._gates.made_room()
         self._statistics.add(part)
         report_settled(part, alias=self._alias)
 

@@ -14,6 +14,7 @@ from django.db.utils import Error as DatabaseError
 
 from ..conf import current
 from ..log import first_line
+from ..queue_settings import DEFAULT_QUEUE
 from ..sql import engine_connection
 
 logger = logging.getLogger("django_outbox")
@@ -152,6 +153,11 @@ class Loop:
                 exc_info=None if isinstance(error, DatabaseError) else error,
             )
         return pause * random.uniform(0.8, 1.2)
+
+
+def thread_name(alias: str, queue: str, role: str) -> str:
+    """Return the name of a thread that serves one queue."""
+    return f"outbox-{alias}-{role}" if queue == DEFAULT_QUEUE else f"outbox-{alias}-{queue}-{role}"
 
 
 class Watchdog:

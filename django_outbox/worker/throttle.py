@@ -1,4 +1,4 @@
-"""Throttles for work that costs the database something each time: full scans, small claims."""
+"""Throttles: for full scans, for small claims, and for the events of a queue with a rate."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ CLAIM_INTERVAL = 0.005  # seconds for each small claim, on average
 BURST = 0.1  # seconds by which small claims may be ahead of that average
 GATHER_TIME = 0.02  # seconds in which a steady load gathers for its next claim
 LONGEST_WAIT = 0.2  # seconds that one poll may delay the next, however many workers there are
+
+WORTHWHILE = 0.25  # seconds' worth of events to wait for, rather than claim each by itself
 
 
 class Throttle:
@@ -48,7 +50,6 @@ class ClaimThrottle:
     """
 
     def __init__(self) -> None:
-        self.others = 0  # other live workers; set by the heartbeat's thread
         self._claims_end = 0.0  # monotonic; the end of the claims so far, at CLAIM_INTERVAL each
         self._turn = 0.0  # monotonic; when each other worker has polled as often as this one
 
@@ -56,9 +57,9 @@ class ClaimThrottle:
         """Count a claim of few events."""
         self._claims_end = max(self._claims_end, monotonic()) + CLAIM_INTERVAL
 
-    def count_poll(self, took: float) -> None:
-        """Count a poll of ``took`` seconds that left nothing due."""
-        theirs = took * self.others * random.uniform(0, 2)  # or all would poll at the same time
+    def count_poll(self, took: float, *, others: int) -> None:
+        """Count a poll of ``took`` seconds that left nothing due; ``others``: live workers."""
+        theirs = took * others * random.uniform(0, 2)  # or all would poll at the same time
         self._turn = max(self._turn, monotonic()) + min(theirs, LONGEST_WAIT)
 
     def next_poll(self) -> float:
@@ -70,3 +71,42 @@ class ClaimThrottle:
         if self._claims_end - monotonic() > BURST:
             time.sleep(GATHER_TIME)
             self._claims_end = max(self._claims_end, monotonic() + BURST)  # the load goes on
+
+
+class TokenBucket:
+    """This worker's share of the events per second that a queue may deliver.
+
+    It holds one second's worth of events, or one event if that is more. The rate is divided by the
+    live workers that serve the queue; until their number is known, nothing is available. At first
+    the bucket has a random part of one event: so workers that are restarted often deliver neither
+    more than the rate, on average, nor less. The claimer's thread only, but for ``set_workers``.
+    """
+
+    def __init__(self, rate: float) -> None:
+        """``rate``: events per second of all workers together."""
+        self._rate = rate
+        self._workers = 0  # live workers that serve the queue; 0: not known yet
+        self._share = 0.0  # events per second
+        self._tokens, self._at = random.random(), monotonic()
+
+    def set_workers(self, count: int) -> None:
+        """Set the number of live workers that serve the queue, this one included."""
+        self._workers = count
+
+    def available(self) -> int:
+        """Return how many events may be claimed now."""
+        now, share = monotonic(), self._rate / self._workers if self._workers else 0.0
+        gathered = (now - self._at) * share if self._share else 0.0
+        self._tokens = min(self._tokens + gathered, max(share, 1.0))
+        self._at, self._share = now, share
+        return int(self._tokens)
+
+    def spend(self, count: int) -> None:
+        """Count claimed events; fewer than 0: some were released. Too many delay later ones."""
+        self._tokens -= count
+
+    def wait(self) -> float:
+        """Return the seconds until enough events for a claim may be claimed."""
+        if not self._share:
+            return WORTHWHILE
+        return max((max(self._share * WORTHWHILE, 1.0) - self._tokens) / self._share, 0.0)

@@ -98,7 +98,7 @@ class Worker(Parts):
                 f"The database {self.alias!r} is in memory, where no worker thread can reach it. "
                 "Use a file, or deliver with drain() in this thread."
             )
-        if hot_queues.by_alias.setdefault(self.alias, self._pools) is not self._pools:
+        if hot_queues.by_alias.setdefault(self.alias, self._gates) is not self._gates:
             raise RuntimeError(f"This process already has a worker for {self.alias!r}.")
         self._state, self._pid = "running", os.getpid()
         try:
@@ -116,9 +116,9 @@ class Worker(Parts):
 
         ``held`` counts all events that are claimed and not settled, including the cold ones.
         """
-        waiting = sum(len(each.ready) for each in self._pools)
-        cold = waiting + sum(self._held.load(each.name).followers for each in self._pools)
-        hot = sum(len(each.offers) for each in self._pools)
+        waiting = sum(len(each.ready) for each in self._gates)
+        cold = waiting + sum(self._held.load(each.name).followers for each in self._gates)
+        hot = sum(len(each.offers) for each in self._gates)
         return {"hot": hot, "cold": cold, "held": len(self._held)}
 
     @property
@@ -224,8 +224,8 @@ class Worker(Parts):
             )
 
     def _stop_accepting(self) -> None:
-        self._pools.close()
-        if hot_queues.by_alias.get(self.alias) is self._pools:
+        self._gates.close()
+        if hot_queues.by_alias.get(self.alias) is self._gates:
             del hot_queues.by_alias[self.alias]
         self._housekeeper.stop()
         self._housekeeper_loop.stop()

@@ -341,9 +341,9 @@ MUTANTS = (
         scenario="join",
         edits=[
             (
-                "worker/prefetch.py",
-                "        return min(least, self._max_size)\n",
-                "        return self._max_size\n",
+                "worker/gate.py",
+                "return min(max(MIN_PER_THREAD * self.settings.WORKERS, batches), self._max_size)",
+                "return self._max_size",
             )
         ],
     ),

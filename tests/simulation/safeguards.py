@@ -265,7 +265,7 @@ OWN = (
         edits=[
             (
                 "worker/quarantine.py",
-                "is_proven = settled > 0 or now > self.proven_at",
+                "is_proven = self._settled() > 0 or now > self.proven_at",
                 "is_proven = True",
             )
         ],

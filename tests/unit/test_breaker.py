@@ -12,6 +12,7 @@ from django_outbox.listeners.registry import ANY, Listener
 from django_outbox.queue_settings import BreakerSettings
 from django_outbox.worker.breaker import Breaker
 from django_outbox.worker.held import Held
+from django_outbox.worker.pauses import KnownPauses
 from django_outbox.worker.wakeup import Wakeup
 from tests.unit.scripted import SCRIPTED, Clock, connection, lease
 
@@ -47,7 +48,8 @@ def held(clock: Clock) -> Held:
 @pytest.fixture
 def breaker(held: Held, dialect: Any) -> Breaker:
     settings = BreakerSettings(failures=3, within=60, pause=60)
-    return Breaker("hooks", settings, alias=SCRIPTED, held=held, wakeup=Wakeup())
+    parts: dict[str, Any] = {"known_pauses": KnownPauses(), "wakeup": Wakeup()}
+    return Breaker("hooks", settings, alias=SCRIPTED, held=held, **parts)
 
 
 @pytest.mark.parametrize(
@@ -93,9 +95,9 @@ def test_only_a_success_of_the_probe_closes_it(
     assert breaker.is_probe(probe)
     breaker.record(LISTENER, OUTCOMES[outcome])
     held.drop([probe])
-    assert breaker.write(connection())
+    breaker.follow(connection())
     sent = [name for name, _, _ in dialect.method_calls]
-    assert sent == ["probe_breaker", statement]
+    assert sent == ["probe_breaker", statement, "pauses"]
     assert not breaker.is_probing
 
 

@@ -10,15 +10,8 @@ from django.db import OperationalError
 import django_outbox as outbox
 from django_outbox.conf import Settings
 from django_outbox.sql.values import EVENTS, Claimed, PauseTimes
-from django_outbox.worker.claimer import Claimer
-from django_outbox.worker.held import Held
-from django_outbox.worker.pauses import KnownPauses
-from django_outbox.worker.pools import Pool, Pools
-from django_outbox.worker.queues import AsyncLoad, Decisions, Offer, Offers
-from django_outbox.worker.releases import Releases
-from django_outbox.worker.runs import Runs
-from django_outbox.worker.throttle import ClaimThrottle
-from django_outbox.worker.wakeup import Wakeup
+from django_outbox.worker.parts import Parts
+from django_outbox.worker.queues import Offer
 from tests.unit.scripted import SCRIPTED, Clock, lease
 
 EVENT = outbox.Event(event_type="order.placed", payload={}).as_delivered("{}", lambda text: {})
@@ -29,30 +22,11 @@ class Worker:
     """A claimer that has polled the table, found nothing, and waits for the next poll."""
 
     def __init__(self, dialect: Any) -> None:
-        settings, wakeup, decisions, pauses = Settings(), Wakeup(), Decisions(), KnownPauses()
-        self._dialect, self.held = dialect, Held(settings.LEASE)
-        self.offers = Offers(10, most_bytes=1000, wakeup=wakeup)
-        pool = Pool(
-            settings.queues["default"],
-            offers=self.offers,
-            breaker=None,
-            known_pauses=pauses,
-            wakeup=wakeup,
-        )
-        pool.async_load = lambda: AsyncLoad(waiting=0, is_full=False)
-        pools = Pools({"default": pool}, held=self.held, decisions=decisions, wakeup=wakeup)
-        runs = Runs(settings=settings, held=self.held, pools=pools, wakeup=wakeup)
-        self._claimer = Claimer(
-            settings=settings,
-            pools=pools,
-            decisions=decisions,
-            may_claim=lambda: True,
-            settled=lambda: 0,
-            known_pauses=pauses,
-            releases=Releases(alias=SCRIPTED, me="me", held=self.held, runs=runs, wakeup=wakeup),
-            wakeup=wakeup,
-            throttle=ClaimThrottle(),
-        )
+        limits: dict[str, Any] = {"queues": frozenset({"default"}), "max_events": None}
+        parts = Parts(SCRIPTED, "me", Settings(DOORBELL=None), purge=False, **limits)
+        self._dialect, self.held, self._claimer = dialect, parts._held, parts._claimer
+        (gate,) = parts._gates
+        self.offers = gate.offers
         assert self.claims() == ["poll"]
         assert self.claims() == []
 

@@ -64,7 +64,7 @@ class Parts:
             "pools": self.pools,
         }
         reads = StreamReads(known_pauses=KnownPauses(), **given)
-        self.claims = Claims(reads=reads, intakes={}, **given)
+        self.claims = Claims(reads=reads, gates={}, **given)
 
     def has(self, deadline: float, *, key: str | None = None) -> None:
         """Lease the event, or its stream, until ``deadline`` (monotonic)."""

@@ -141,19 +141,21 @@ def test_a_batch_calls_nothing_behind_what_its_queue_turned_away(
 ) -> None:
     leases = [*keyed(held, "abc"), *held.add_rows(lease(each) for each in "xyz")]
     parts: Any = {
-        "pool": SimpleNamespace(
-            is_probing=False,
+        "gate": SimpleNamespace(
+            probing=False,
             ready=Ready(),
             may_start=lambda each: each.event_id not in turned_away,
             pauses=frozenset(),
             report=None,
         ),
-        "pools": SimpleNamespace(settle=lambda each, decision: None),
+        "gates": SimpleNamespace(settle=lambda each, decision: None),
         "runs": Leased(Held(30)).runs,
     }
     cleanup: Any = create_autospec(ConnectionCleanup, instance=True)
     place: Any = SimpleNamespace(lease=None, batch=[], fallbacks=deque())
-    delivery = BatchDelivery(alias=SCRIPTED, held=held, is_stopping=lambda: False, **parts)
+    delivery = BatchDelivery(
+        alias=SCRIPTED, held=held, is_stopping=lambda: False, to_loop=print, **parts
+    )
     found = list[str]()
     with listening(lambda events: found.extend(each.event_id for each in events), batch=9):
         (listener,) = registry.route("", PLACED)

@@ -1,0 +1,306 @@
+"""The gate of a queue: whether, how many and when of its events a worker may claim."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+
+from ..conf import CENTURY, Settings
+from ..delivery.call import report_nothing
+from ..delivery.deliver import is_async
+from ..delivery.lease import Lease, Run
+from ..listeners.queues import batch_room, has_only_batches
+from ..queue_settings import QueueSettings
+from ..sql.values import Branch, Found, Pauses
+from .breaker import Breaker
+from .held import Held
+from .pauses import READ_INTERVAL, KnownPauses
+from .queues import Offers
+from .ready import Ready
+from .throttle import TokenBucket
+from .wakeup import Wakeup
+from .watermark import Watermark
+
+SHRINK_ABOVE = 1.0  # seconds from the claim to the start; what waits longer was claimed too early
+# Seconds; after shorter waits the limit doubles. Twice as many events wait twice as long, and idle
+# workers lack them.
+GROW_BELOW = 0.2
+# Seconds; after shorter waits, eight times as many events will start soon, too.
+GROW_FAST_BELOW = 0.02
+BUSY_AFTER = 0.25  # seconds without a free thread after which other workers may be faster
+RECENT = 0.05  # seconds; a queue whose last start is longer ago waits for slow listeners
+MIN_PER_THREAD = 2  # times the threads: the smallest limit, however long listeners take
+CLAIMS_TO_FILL = 4  # claims that it takes to fill a worker's memory with large payloads
+ASSUMED_PAYLOAD = 1024.0  # bytes that a payload is expected to have before the first claim
+MAX_THREAD_WAIT = 2.0  # seconds that an event waits for a thread before it is left to others
+RELEASE_INTERVAL = 0.5  # seconds between two searches for events that have waited that long
+MAX_EXCLUDED = 1000  # events that are left out of claims; beyond that, the list is cleared
+RETRY_PROBE = 1.0  # seconds until a queue that had nothing to probe with is probed again
+
+
+class Gate:
+    """One queue in this worker: what may be claimed of it, and what waits for its threads.
+
+    Claims take what will start soon, not all that fits: 1,000 events of 0.2 s took 51 s with three
+    workers, because the first one had claimed them all; 22 s were possible. So the limit grows
+    while events start soon after their claim, and shrinks otherwise.
+    """
+
+    def __init__(
+        self,
+        queue: QueueSettings,
+        *,
+        settings: Settings,
+        most_bytes: int,
+        held: Held,
+        breaker: Breaker | None,
+        known_pauses: KnownPauses,
+        wakeup: Wakeup,
+    ) -> None:
+        """``most_bytes``: the queue's share of the payload text that may be in memory."""
+        self.name, self.settings, self.breaker = queue.name, queue, breaker
+        self.rate = TokenBucket(queue.RATE) if queue.RATE else None
+        self.ready = Ready(on_idle=self.made_room)
+        self.offers = Offers(
+            settings.HOT_QUEUE_CAPACITY, most_bytes=most_bytes, lock=held.lock, wakeup=wakeup
+        )
+        self.report = breaker.record if breaker else report_nothing  # called with each decision
+        self._known_pauses, self._wakeup = known_pauses, wakeup
+        self._held, self._load, self._most_bytes = held, held.load(queue.name), most_bytes
+        self._max_size, self._batch = settings.COLD_QUEUE_CAPACITY, settings.POLL_BATCH_SIZE
+        self._wants_room = False  # the claimer waits for room
+        # Only the claimer's thread uses what follows.
+        self._watermark = Watermark(margin=settings.SKIP_RECENT)
+        self.free = 0  # events that may be claimed in this step
+        self.more = False  # more was due than the last claim took
+        self.has_left_offers = False  # offers were left to other workers in this step
+        self.poll_at = 0.0  # monotonic; the next poll
+        self._due_at = 0.0  # monotonic; when something falls due, as far as we know
+        self._release_at = self._probe_at = 0.0  # monotonic; not before
+        self._size = self._min_size  # events that may wait for a thread
+        self._mean_payload = ASSUMED_PAYLOAD  # bytes
+        # Events that the event loop had no place for, and since when (monotonic) each was due. This
+        # worker leaves them to others for as long as its loop is full.
+        self._excluded: dict[str, float] = {}
+        self._was_closed = False
+
+    # -- for any thread --------------------------------------------------------------------------
+
+    @property
+    def closed(self) -> bool:
+        """Whether the queue is paused, by a person or by its circuit breaker."""
+        has_tripped = self.breaker is not None and self.breaker.is_tripped
+        return has_tripped or self.name in self._known_pauses.closed
+
+    @property
+    def probing(self) -> bool:
+        """Whether one event is tried while its circuit breaker is open."""
+        return self.breaker is not None and self.breaker.is_probing
+
+    @property
+    def pauses(self) -> Pauses:
+        """What is paused."""
+        return self._known_pauses.pauses
+
+    def may_start(self, lease: Lease) -> bool:
+        """Return whether an event may start: the gate is open, or the event is its probe.
+
+        Otherwise, note that: the thread drops the event, and the claimer releases it.
+        """
+        is_probe = self.breaker is not None and self.breaker.is_probe(lease)
+        lease.turned_away = self.closed and not is_probe
+        return not lease.turned_away
+
+    def made_room(self) -> None:
+        """Report that an event has left the queue; a claimer that waits for room goes on."""
+        if self._wants_room:
+            self._wakeup.wake()
+
+    def starts_soon(self, now: float) -> bool:
+        """Return whether events wait for threads that are not busy for long."""
+        return len(self.ready) > 0 and self._load.last_start > now - RECENT
+
+    # -- how many now ----------------------------------------------------------------------------
+
+    def room(self, now: float) -> int:
+        """Return how many events may be claimed; 0 until that is a fair part of a batch."""
+        closed = self.closed
+        if self._was_closed and not closed:
+            self.poll_at = 0.0
+            self._watermark.set(now, CENTURY)
+        self._was_closed, self._wants_room, self.free = closed, not closed, 0
+        self.has_left_offers = False
+        if closed:
+            self.leave_offers()  # the next poll after the pause finds them
+        elif self._is_busy(now):
+            self.has_left_offers = self.leave_offers()
+        elif (places := self._places(now)) > 0:
+            self._wants_room = False
+            self.free = self._within_rate(now, places)
+            self.has_left_offers = not self.free and self.leave_offers()
+        return self.free
+
+    def leave_offers(self) -> bool:
+        """Leave what this process offered to other workers; return whether there was anything."""
+        return bool(self.offers.take(len(self.offers)))
+
+    def _is_busy(self, now: float) -> bool:
+        """Return whether no thread was free for a while, so that a claimed event would wait."""
+        is_idle = self.ready.idle or not self._load.held
+        return not is_idle and now - self._load.last_start > BUSY_AFTER
+
+    def _places(self, now: float) -> int:
+        """Return how many more events may wait, in memory and for a thread or the event loop.
+
+        Others wait behind the first events of their streams. Those that wait for the event loop
+        take no room from the threads: a blocked loop must not stop them.
+        """
+        waiting, for_loop, load = len(self.ready), self.ready.waiting_for_loop, self._load
+        if self._excluded and not for_loop:
+            self._watermark.lower(now - min(self._excluded.values()))
+            self._excluded.clear()
+        self._resize()
+        in_flight = self.settings.WORKERS + self.settings.ASYNC_CONCURRENCY
+        room = min(
+            self._size - waiting,
+            max(self._size, self.settings.ASYNC_CONCURRENCY) - for_loop,
+            self._max_size - waiting - for_loop - load.followers,
+            2 * self._max_size + in_flight - load.held,  # or wait to be settled
+            max(int(self._bytes_left / self._mean_payload), 1),
+        )
+        if load.payload_bytes >= self._most_bytes:
+            return 0
+        worthwhile = min(self._batch, self._size) // 2
+        return room if room >= worthwhile or (room > 0 and not waiting) else 0
+
+    def _resize(self) -> None:
+        """Adapt the limit to the waits of started events, once these are more than the threads.
+
+        The first ones start at once, however long their listeners take.
+        """
+        load, least = self._load, self._min_size
+        self._size, waited = max(self._size, least), load.longest_wait
+        if load.started <= self.settings.WORKERS and waited <= SHRINK_ABOVE:
+            return
+        with self._held.lock:
+            load.reset_starts()
+        if waited > SHRINK_ABOVE:
+            self._size = max(self._size // 2, least)
+        elif waited < GROW_BELOW and (self.more or len(self.offers)):
+            factor = 8 if waited < GROW_FAST_BELOW else 2
+            self._size = min(factor * self._size, self._max_size)
+
+    @property
+    def _min_size(self) -> int:
+        """The smallest limit: two events for each thread, or a whole batch for each listener.
+
+        In a queue with other listeners, too, only those count that have had events: a backlog of
+        the others may be slow, and is to be shared.
+        """
+        batches = batch_room(self.name) if has_only_batches(self.name) else self.ready.batch_room
+        return min(max(MIN_PER_THREAD * self.settings.WORKERS, batches), self._max_size)
+
+    def _within_rate(self, now: float, places: int) -> int:
+        """Return how many of ``places`` the rate leaves; if there are none, wait with the poll."""
+        if self.rate is None:
+            return places
+        available, wait = self.rate.available(), self.rate.wait()
+        if available < 1 or (self.more and wait > 0):
+            self.poll_at = max(self.poll_at, now + max(wait, 0.001))
+            return 0
+        return min(places, available)
+
+    @property
+    def _bytes_left(self) -> int:
+        """How many bytes of payload text one claim may bring.
+
+        That is part of what the queue's share of PREFETCH_BYTES leaves, since the driver keeps a
+        second copy of the rows while it returns them.
+        """
+        return max((self._most_bytes - self._load.payload_bytes) // CLAIMS_TO_FILL, 1)
+
+    # -- when again ------------------------------------------------------------------------------
+
+    def again(self, now: float) -> float:
+        """Return when (monotonic) to ask again, unless something wakes the claimer before."""
+        if self.free:
+            return self.poll_at
+        if self.closed:  # the pause may end
+            return min(now + READ_INTERVAL, self.probe_at)
+        return min(now + RELEASE_INTERVAL, self.poll_at if self.poll_at > now else inf)
+
+    @property
+    def probe_at(self) -> float:
+        """When (monotonic) its open breaker is to be probed; inf: it is closed."""
+        return max(self._probe_at, self._known_pauses.breakers.get(self.name, (inf, 0.0))[0])
+
+    def probed(self, now: float) -> None:
+        """Note that a probe was tried."""
+        self._probe_at = now + RETRY_PROBE
+
+    def falls_due(self, at: float) -> None:
+        """Note when (monotonic) the next event falls due."""
+        self._due_at = at
+
+    def poll_soon(self) -> None:
+        """Poll as soon as there is room."""
+        self.poll_at = 0.0
+
+    def rest(self, now: float, until: float) -> None:
+        """Poll again when something falls due after ``now``, or ``until`` (both monotonic)."""
+        self.poll_at = min(self._due_at if self._due_at > now else inf, until)
+
+    # -- claims and releases ---------------------------------------------------------------------
+
+    @property
+    def excluded(self) -> list[str]:
+        """The ids of events that a claim leaves to other workers."""
+        return [*self._excluded]
+
+    def branch(self, limit: int, *, scan: bool) -> Branch:
+        """Return what a claim takes of this queue, at most ``limit`` events."""
+        return Branch(self.name, limit, self._watermark.begin_claim(scan=scan), self._bytes_left)
+
+    def polled(self, found: Found) -> None:
+        """Note what a claim of its branch has found."""
+        self._watermark.end_claim(found)
+
+    def brought(self, sizes: Sequence[int]) -> None:
+        """Note the bytes of the payloads that a claim brought."""
+        if sizes:
+            self._mean_payload = max(sum(sizes) / len(sizes), self._mean_payload / 2, 1.0)
+
+    def claimed(self, count: int) -> None:
+        """Count events that were claimed, and are to run here."""
+        self.free -= count
+        if count and self.rate is not None:
+            self.rate.spend(count)
+
+    def passed_on(self, waited: float) -> None:
+        """Note that an event got into this queue that has been due for ``waited`` seconds."""
+        self._watermark.lower(waited)
+
+    def waiting(self, before: float = inf) -> list[Run]:
+        """Return what has waited for a thread since ``before`` (monotonic)."""
+        return self._held.late(before, self.name)
+
+    def to_release(self, now: float) -> list[Run]:
+        """Return what other workers are to have: all while it is closed, or what waits too long."""
+        if self.closed and not self.probing:
+            return self.waiting() if self._load.held else []
+        if now < self._release_at:
+            return []
+        self._release_at = now + RELEASE_INTERVAL
+        return self.waiting(now - MAX_THREAD_WAIT)
+
+    def released(self, rows: Sequence[Lease], now: float) -> None:
+        """Note that events were released unstarted; poll again as soon as a thread is free."""
+        if not rows:
+            return
+        if self.rate is not None:
+            self.rate.spend(-len(rows))
+        if len(self._excluded) > MAX_EXCLUDED:
+            self._excluded.clear()
+        self._excluded |= {each.id: each.claimed_at - each.lag for each in rows if is_async(each)}
+        self._watermark.lower(max(each.lag + now - each.claimed_at for each in rows))
+        self.poll_at = 0.0
