@@ -22,6 +22,7 @@ from .values import (
     Table,
     Unclaimed,
     claimed,
+    in_parts,
     instant,
     instants,
     seconds_between,
@@ -154,8 +155,7 @@ class EventLeases(Statements):
         Return those that ``me`` still has, because they are locked.
         """
         left: set[str] = set()
-        for start in range(0, len(due), self.rows_at_once):
-            some = due[start : start + self.rows_at_once]
+        for some in in_parts(due, self.rows_at_once):
             update = EachUpdate(
                 "outbox_event",
                 given=[

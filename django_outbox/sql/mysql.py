@@ -16,7 +16,7 @@ from ..conf import index_name
 from .dialect import Dialect
 from .mysql_server import MySQLServer
 from .sequence_numbers import Places, due_of_followers
-from .values import EVENTS, PRIMARY_KEYS, SQL, Claim, EachUpdate, Row, StreamQuery, Table, marks
+from .values import EVENTS, PRIMARY_KEYS, SQL, Claim, EachUpdate, Row, Table, marks
 
 logger = logging.getLogger("django_outbox")
 NOT_LOCKED = (1205, 1213)  # errors: a lock wait timed out; a deadlock
@@ -171,10 +171,6 @@ class MySQL(MySQLServer, Dialect):
         # MySQL warns about VALUES() on each statement; MariaDB has no row alias.
         is_mariadb = self.connection.mysql_is_mariadb  # type: ignore[attr-defined]
         return ("", "VALUES({})") if is_mariadb else (" AS new", "new.{}")
-
-    def _next_in_order(self, read: StreamQuery) -> list[str]:
-        due = f" AND deliver_at <= {self.now}" if read.only_due_retries else ""
-        return ["status = 0", f"status = 2{due}", *["status = 3"] * read.dead_too]  # as the index
 
     @property
     def _events_in_order(self) -> str:

@@ -73,10 +73,13 @@ class Statements(ABC):
             cursor.execute(sql, params)
             return [*cursor.fetchall()]
 
-    def _rows_of_each(self, selects: Sequence[SQL]) -> list[Row]:
-        """Execute several statements together; return the rows of all."""
+    def _rows_of_each(self, selects: Sequence[SQL], *, kept: int = 1) -> list[Row]:
+        """Execute several statements together; return the rows of all.
+
+        Each ``kept`` of them, from the first, are executed in one statement.
+        """
         found = list[Row]()
-        for some in in_parts(selects, TOGETHER):
+        for some in in_parts(selects, TOGETHER // kept * kept):
             found += self._rows(*self._union(some))
         return found
 

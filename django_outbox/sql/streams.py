@@ -11,7 +11,6 @@ from datetime import datetime
 
 from ..events import stored_instant, unrouted
 from .claim import EventLeases
-from .statements import TOGETHER
 from .values import (
     KEYED,
     SQL,
@@ -19,8 +18,10 @@ from .values import (
     EachUpdate,
     Leases,
     Release,
+    Row,
     StreamQuery,
     StreamRows,
+    in_parts,
     instants,
 )
 
@@ -36,32 +37,23 @@ class StreamLeases(EventLeases):
         """
         mine, params = self._leased("outbox_stream", read.me, read.streams)
         sql = f"SELECT stream, seq, {self.now} FROM {self._stream} WHERE {mine}"
-        found = [StreamRows(*row) for row in self._rows(sql, params)]
+        found = {row[0]: StreamRows(*row) for row in self._rows(sql, params)}
+        for row in sorted(self._next_events([*found], read), key=lambda row: row[SEQ]):
+            if len(rows := found[row[STREAM]].rows) < read.limit:
+                rows.append(row)
+        return [*found.values()]
+
+    def _next_events(self, streams: Sequence[str], read: StreamQuery) -> list[Row]:
+        """Return the next events of streams, each status by itself, as is the index."""
+        due = f" AND deliver_at <= {self.now}" if read.only_due_retries else ""
         columns = f"{self._columns(KEYED)}, {self._routed_until('%s')}"
         selects = [
             f"SELECT {columns} FROM {self._events_in_order} "
-            f"WHERE stream = %s AND {each} ORDER BY seq LIMIT %s"
-            for each in self._next_in_order(read)
+            f"WHERE stream = %s AND status = {each} ORDER BY seq LIMIT %s"
+            for each in ["0", f"2{due}", *["3"] * read.dead_too]
         ]
-        at_once = TOGETHER // len(selects)
-        for start in range(0, len(found), at_once):
-            some = {each.name: each for each in found[start : start + at_once]}
-            given = [
-                (each, [unrouted(name), name, read.limit]) for name in some for each in selects
-            ]
-            rows = self._rows(*self._union(given))
-            for row in sorted(rows, key=lambda row: row[SEQ]):
-                some[row[STREAM]].rows.append(row)
-        for each in found:
-            del each.rows[read.limit :]
-        return found
-
-    def _next_in_order(self, read: StreamQuery) -> list[str]:
-        """Return the conditions of the events to be read, each for a SELECT of its own."""
-        statuses = "status IN (0, 2) AND " * (not read.dead_too)
-        due = f" AND (status <> 2 OR deliver_at <= {self.now})" if read.only_due_retries else ""
-        # The index is partial: a query has to repeat its condition.
-        return [f"{statuses}status IN (0, 2, 3){due}"]
+        given = [(sql, [unrouted(each), each, read.limit]) for each in streams for sql in selects]
+        return self._rows_of_each(given, kept=len(selects))  # each stream in one snapshot
 
     def _routed_until(self, stream: str) -> str:
         """Return the SQL of the first place of a key whose event is about to be routed, or NULL.
@@ -91,8 +83,7 @@ class StreamLeases(EventLeases):
             AND status = 2 AND status IN (0, 2, 3) {reachable} GROUP BY stream""",
             streams,
         )
-        found = {row[0]: stored_instant(row[1]) for row in rows}
-        return {stream: due for stream, due in found.items() if due is not None}
+        return {row[0]: due for row in rows if (due := stored_instant(row[1])) is not None}
 
     def keep_suspected(self, *, me: str, leases: Leases, rescues: int) -> int:
         """Lower the counts of suspects to ``rescues``, before what was tried of them is settled.
@@ -110,8 +101,7 @@ class StreamLeases(EventLeases):
         It queries no events: the statement's snapshot of them may be older than the row's lock.
         """
         released, same = set[str](), "e.seq = COALESCE(NULLIF(v.seq, -1), e.seq)"
-        for start in range(0, len(streams), self.rows_at_once):
-            some = streams[start : start + self.rows_at_once]
+        for some in in_parts(streams, self.rows_at_once):
             # No NULL among the values: with array_nulls off, it would be the text "NULL".
             given = [
                 Column("stream", "text", [each.name for each in some]),
@@ -135,8 +125,7 @@ class StreamLeases(EventLeases):
 
     def _released(self, statement: SQL, me: str, streams: Sequence[str]) -> set[str]:
         """Execute the release of streams; return which were released."""
-        taken = self._run(*statement)
-        if taken in (0, len(streams)):
+        if (taken := self._run(*statement)) in (0, len(streams)):
             return {*streams[:taken]}
         one_of, params = self._one_of(streams, "stream")
         sql = f"SELECT stream, locked_by FROM {self._stream} WHERE {one_of}"

@@ -325,7 +325,8 @@ def instant(stored: Any, connection: BaseDatabaseWrapper) -> str:
 
 def instants(name: str, stored: Sequence[Any], connection: BaseDatabaseWrapper) -> Column:
     """Return a column of instants that this database has stored."""
-    return Column(name, "timestamptz", [instant(each, connection) for each in stored])
+    texts = {each: instant(each, connection) for each in {*stored}}  # a claim has one for all
+    return Column(name, "timestamptz", [texts[each] for each in stored])
 
 
 def to_text(value: datetime, connection: BaseDatabaseWrapper) -> str:

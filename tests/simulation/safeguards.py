@@ -164,7 +164,7 @@ OWN = (
     ),
     Broken(
         name="later events of a key first",
-        edits=[("sql/streams.py", "ORDER BY seq LIMIT %s", "ORDER BY seq DESC LIMIT %s")],
+        edits=[("sql/sqlite.py", "ORDER BY seq LIMIT %s", "ORDER BY seq DESC LIMIT %s")],
     ),
     Broken(
         name="a stream that goes on after a failure",

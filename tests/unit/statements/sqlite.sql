@@ -296,32 +296,36 @@ WHERE stream IN (%s, %s)
   AND locked_by = %s
   AND locked_at IN (%s);
 
-SELECT id, attempts, rescues, listener, routes, queue, history, +occurred_at, +created_at, +deliver_at, +first_due_at,
-                                                                                                         event_id,
-                                                                                                         event_type,
-                                                                                                         aggregate_type,
-                                                                                                         aggregate_id,
-                                                                                                         tenant_id,
-                                                                                                         payload,
-                                                                                                         headers,
-                                                                                                         unique_key,
-                                                                                                         key,
-                                                                                                         stream,
-                                                                                                         seq,
-                                                                                                         status,
+SELECT e.id, e.attempts, e.rescues, e.listener, e.routes, e.queue, e.history, +e.occurred_at, +e.created_at, +e.deliver_at, +e.first_due_at,
+                                                                                                                             e.event_id,
+                                                                                                                             e.event_type,
+                                                                                                                             e.aggregate_type,
+                                                                                                                             e.aggregate_id,
+                                                                                                                             e.tenant_id,
+                                                                                                                             e.payload,
+                                                                                                                             e.headers,
+                                                                                                                             e.unique_key,
+                                                                                                                             e.key,
+                                                                                                                             e.stream,
+                                                                                                                             e.seq,
+                                                                                                                             e.status,
   (SELECT MIN(u.seq)
    FROM "outbox_event" u
-   WHERE u.stream = %s
+   WHERE u.stream = '?:' || s.key
      AND u.status IN (0, 2)
      AND u.status IN (0, 2, 3)
      AND (u.available_at <= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')
           OR u.locked_by IS NOT NULL))
-FROM "outbox_event"
-WHERE stream = %s
-  AND status IN (0, 2)
-  AND status IN (0, 2, 3)
-ORDER BY seq
-LIMIT %s;
+FROM "outbox_stream" s
+CROSS JOIN "outbox_event" e ON e.rowid IN
+  (SELECT rowid
+   FROM "outbox_event"
+   WHERE stream = s.stream
+     AND status IN (0, 2)
+     AND status IN (0, 2, 3)
+   ORDER BY seq
+   LIMIT %s)
+WHERE s.stream IN (%s);
 
 -- read streams, dead and due alone
 
@@ -331,33 +335,37 @@ WHERE stream IN (%s, %s)
   AND locked_by = %s
   AND locked_at IN (%s);
 
-SELECT id, attempts, rescues, listener, routes, queue, history, +occurred_at, +created_at, +deliver_at, +first_due_at,
-                                                                                                         event_id,
-                                                                                                         event_type,
-                                                                                                         aggregate_type,
-                                                                                                         aggregate_id,
-                                                                                                         tenant_id,
-                                                                                                         payload,
-                                                                                                         headers,
-                                                                                                         unique_key,
-                                                                                                         key,
-                                                                                                         stream,
-                                                                                                         seq,
-                                                                                                         status,
+SELECT e.id, e.attempts, e.rescues, e.listener, e.routes, e.queue, e.history, +e.occurred_at, +e.created_at, +e.deliver_at, +e.first_due_at,
+                                                                                                                             e.event_id,
+                                                                                                                             e.event_type,
+                                                                                                                             e.aggregate_type,
+                                                                                                                             e.aggregate_id,
+                                                                                                                             e.tenant_id,
+                                                                                                                             e.payload,
+                                                                                                                             e.headers,
+                                                                                                                             e.unique_key,
+                                                                                                                             e.key,
+                                                                                                                             e.stream,
+                                                                                                                             e.seq,
+                                                                                                                             e.status,
   (SELECT MIN(u.seq)
    FROM "outbox_event" u
-   WHERE u.stream = %s
+   WHERE u.stream = '?:' || s.key
      AND u.status IN (0, 2)
      AND u.status IN (0, 2, 3)
      AND (u.available_at <= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')
           OR u.locked_by IS NOT NULL))
-FROM "outbox_event"
-WHERE stream = %s
-  AND status IN (0, 2, 3)
-  AND (status <> 2
-       OR deliver_at <= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now'))
-ORDER BY seq
-LIMIT %s;
+FROM "outbox_stream" s
+CROSS JOIN "outbox_event" e ON e.rowid IN
+  (SELECT rowid
+   FROM "outbox_event"
+   WHERE stream = s.stream
+     AND status IN (0, 2, 3)
+     AND (status <> 2
+          OR deliver_at <= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now'))
+   ORDER BY seq
+   LIMIT %s)
+WHERE s.stream IN (%s);
 
 -- next retries
 
