@@ -208,7 +208,7 @@ SURVIVORS = (
             (
                 "worker/breaker.py",
                 "        if decision is LOST:\n            return\n",
-                "        if decision is LOST and self._is_probing:\n            return\n",
+                "        if decision is LOST and self._probe:\n            return\n",
             )
         ],
         test="tests/unit/test_breaker.py"
@@ -220,7 +220,7 @@ SURVIVORS = (
             (
                 "worker/breaker.py",
                 "        if decision is LOST:\n            return\n",
-                "        if decision is LOST and not self._is_probing:\n            return\n",
+                "        if decision is LOST and not self._probe:\n            return\n",
             )
         ],
         test="tests/unit/test_breaker.py::test_only_a_success_of_the_probe_closes_it",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from dataclasses import dataclass
 from math import inf
 
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -28,7 +29,17 @@ logger = logging.getLogger("django_outbox")
 
 LONGEST_PAUSE = 600.0  # seconds; probes that fail double the pause up to this
 START_TIME = 5.0  # seconds in which a thread starts the event of a probe
-REPEAT_PROBE = 1.0  # seconds until the next probe, after one that called no listener
+REPEAT_PROBE = 1.0  # seconds until the next probe, after one that called no listener or won none
+
+
+@dataclass(slots=True)
+class Probe:
+    """One event that is delivered while a breaker is open; its outcome closes it or prolongs it."""
+
+    pause: float  # seconds; of the breaker's row
+    began_at: float  # monotonic; when the probe was won
+    lease: Lease | None = None  # of the event, once it starts
+    succeeded: bool | None = None  # once it is known
 
 
 class Breaker:
@@ -53,11 +64,7 @@ class Breaker:
         self._failures: deque[tuple[float, str]] = deque()  # when (monotonic), and what
         self._trip_reason = ""  # it has tripped, and its row is to be written
         self._trip_pause = settings.pause  # seconds; of the row that is to be written
-        self._probe_succeeded: bool | None = None  # the outcome of the probe, once it is known
-        self._is_probing = False
-        self._probe: Lease | None = None  # the event that the probe delivers
-        self._began_at = 0.0  # monotonic; when the probe was won
-        self._pause = settings.pause  # seconds; of the row
+        self._probe: Probe | None = None  # this worker has won it, and it has not ended
 
     @property
     def is_tripped(self) -> bool:
@@ -67,16 +74,16 @@ class Breaker:
     @property
     def is_probing(self) -> bool:
         """Return whether this worker has won the probe, and it has not ended."""
-        return self._is_probing
+        return self._probe is not None
 
     def is_probe(self, lease: Lease) -> bool:
         """Return whether this lease may start although the breaker is open: the first that asks."""
-        if not self._is_probing:
+        if (probe := self._probe) is None:
             return False
         with self._lock:
-            if self._probe is None and self._probe_succeeded is None:
-                self._probe = lease
-            return self._probe is lease
+            if probe.lease is None and probe.succeeded is None:
+                probe.lease = lease
+            return probe.lease is lease
 
     @property
     def away_pause(self) -> float:
@@ -93,9 +100,9 @@ class Breaker:
         if decision is LOST:
             return
         with self._lock:
-            if self._is_probing:
-                if self._probe_succeeded is None:
-                    self._probe_succeeded = not self.is_failure(decision)
+            if self._probe is not None:
+                if self._probe.succeeded is None:
+                    self._probe.succeeded = not self.is_failure(decision)
                     self._wakeup.poll()
             elif decision.unavailable:
                 self._trip(self.away_pause, f"{listener.title}: {decision.unavailable}")
@@ -126,8 +133,8 @@ class Breaker:
 
     def follow(self, connection: BaseDatabaseWrapper) -> None:
         """Write what has changed: the breaker has tripped, or a probe or check has ended."""
-        if self._is_probing:
-            if self._end_probe(connection):
+        if self._probe is not None:
+            if self._end_probe(connection, self._probe):
                 self._known_pauses.read(connection)
         elif reason := self._trip_reason:
             if dialect_of(connection).open_breaker(
@@ -148,35 +155,36 @@ class Breaker:
         """Try to win the probe of the open breaker, whose last pause was ``pause`` seconds."""
         if not dialect_of(connection).probe_breaker(queue=self._queue, lease=self._held.lease):
             return False
-        with self._lock:
-            self._is_probing, self._probe, self._probe_succeeded = True, None, None
-        self._pause, self._began_at = pause, monotonic()
+        self._probe = Probe(pause, monotonic())
         return True
 
     def cancel_probe(self) -> None:
         """Note that there was nothing to be claimed for the probe."""
-        self._began_at = -inf
+        if self._probe is not None:
+            self._probe.began_at = -inf
 
-    def _end_probe(self, connection: BaseDatabaseWrapper) -> bool:
-        succeeded, probe, dialect = self._probe_succeeded, self._probe, dialect_of(connection)
-        if succeeded is None and probe is not None and self._held.has(probe):
+    def _end_probe(self, connection: BaseDatabaseWrapper, probe: Probe) -> bool:
+        succeeded, lease = probe.succeeded, probe.lease
+        if succeeded is None and lease is not None and self._held.has(lease):
             return False  # it still runs
-        if succeeded is None and probe is None and monotonic() < self._began_at + START_TIME:
+        if succeeded is None and lease is None and monotonic() < probe.began_at + START_TIME:
             return False  # it has not been started yet
         if succeeded:
             close_breaker(connection, self._queue)
         elif succeeded is None:
-            dialect.extend_breaker(queue=self._queue, pause=REPEAT_PROBE, kept=self._pause)
+            dialect_of(connection).extend_breaker(
+                queue=self._queue, pause=REPEAT_PROBE, kept=probe.pause
+            )
         else:
-            self._prolong(connection)
+            self._prolong(connection, probe.pause)
         with self._lock:
-            self._is_probing, self._probe, self._probe_succeeded = False, None, None
+            self._probe = None
             self._failures.clear()
         return True
 
-    def _prolong(self, connection: BaseDatabaseWrapper) -> None:
+    def _prolong(self, connection: BaseDatabaseWrapper, pause: float) -> None:
         """Double the pause, after a probe that failed."""
-        pause = min(2 * self._pause, max(LONGEST_PAUSE, self._settings.pause))
+        pause = min(2 * pause, max(LONGEST_PAUSE, self._settings.pause))
         dialect_of(connection).extend_breaker(queue=self._queue, pause=pause, kept=pause)
         self._report_opened(pause, "the probe failed")
 

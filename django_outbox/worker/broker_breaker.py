@@ -70,7 +70,7 @@ class BrokerBreaker(Breaker):
         if not self._succeeded:
             is_time = monotonic() >= self._probed_at + self._probe_pause
             self._probe_next = self._is_doubtful and is_time
-            self._prolong(connection)
+            self._prolong(connection, 0.0)
         else:
             self._probed_at, self._probe_pause = -inf, 0.0
             if dialect_of(connection).close_breaker(queue=self._queue):
@@ -105,7 +105,7 @@ class BrokerBreaker(Breaker):
             self._probe_pause = min(max(2 * self._probe_pause, PROBE_PAUSE), LONGEST_PAUSE)
         return is_won
 
-    def _prolong(self, connection: BaseDatabaseWrapper) -> None:
+    def _prolong(self, connection: BaseDatabaseWrapper, pause: float) -> None:
         """Check again soon."""
         dialect_of(connection).extend_breaker(queue=self._queue, pause=CHECK_INTERVAL, kept=0.0)
 

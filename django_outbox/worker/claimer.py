@@ -33,7 +33,6 @@ from .wakeup import Wakeup
 STREAMS_INTERVAL = 0.05  # seconds between claims of streams while other events wait
 MAX_SCANNED = 2000  # rows due first of a queue in which suspects are looked for
 SCAN_AGAIN = 1.0  # seconds after a quarantine until suspects are looked for again
-HOT_BATCH = 500  # offered events that are claimed together
 DUE_TIME_FACTOR = 10.0  # the query for the next due time pauses that many times as long as it takes
 
 
@@ -61,6 +60,7 @@ class Claimer:
         self._turns = cycle([True] * hot + [False] * cold)  # True: hot
         self._throttle, self._scans = ClaimThrottle(), Throttle()
         self._due_times = Throttle(DUE_TIME_FACTOR)
+        self._due_at: dict[str, float] = {}  # monotonic; when the next event of each queue is due
         self._more_events = False  # more rows were due than the last claim of events took
         self._streams_wait = False  # the last claim of streams found events
         # Monotonic; the next full scan and the next claim of streams during a backlog.
@@ -80,8 +80,8 @@ class Claimer:
             self._give_back(gate, gate.to_release(now), now)
         open_ones = [each for each in self._gates if each.room(now)]
         if any(each.has_left_offers for each in self._gates):
-            doorbell.ring(self._connection)
             self._wakeup.poll_wanted = True  # perhaps no other worker runs
+            doorbell.ring(self._connection)
         if open_ones and self._claim(open_ones, now):
             return 0.0
         return max(self._wait_until(open_ones, now) - monotonic(), 0.001)
@@ -124,7 +124,7 @@ class Claimer:
     def _claim_hot(self, open_ones: list[Gate]) -> None:
         offered: list[Offer] = []
         for gate in open_ones:
-            offered += gate.offers.take(min(gate.free, HOT_BATCH))
+            offered += gate.offers.take(min(gate.free, self.settings.POLL_BATCH_SIZE))
         events = {each.id: each.event for each in offered if not self._is_paused(each)}
         if len(events) < len(offered):
             self._wakeup.poll_wanted = True  # the poll postpones what is paused
@@ -153,12 +153,14 @@ class Claimer:
         finished = self._poll(wanted, now, scan=scan) if wanted else set()
         if scan:
             self._scans.after(now)
-        for gate in gates:
-            gate.more = gate.name not in finished
+        until = inf
         if finished:
             self._throttle.count_poll(monotonic() - now, others=self._gates.others)
-            until = inf if scan else self._scans.until
-            self._rest([each for each in gates if not each.more], now, until)
+            until = self._next_poll(now, inf if scan else self._scans.until)
+        for gate in gates:
+            due_at = self._due_at.get(gate.name, inf)
+            again = min(due_at if due_at > now else inf, until)
+            gate.ended_poll(again if gate.name in finished else None)
 
     def _poll(self, limits: dict[str, int], now: float, *, scan: bool) -> set[str]:
         """Claim due events and streams; return the queues in which nothing more is due.
@@ -187,23 +189,20 @@ class Claimer:
         self._streams_wait, self._streams_at = added > 0, now + STREAMS_INTERVAL
         return limits.keys() - more - more_streams
 
-    def _rest(self, gates: list[Gate], now: float, until: float) -> None:
-        """Have gates poll again when something falls due, ``until`` (monotonic) at the latest.
+    def _next_poll(self, now: float, until: float) -> float:
+        """Return when (monotonic) to poll again, though nothing falls due: ``until`` at the latest.
 
-        That is asked of the table, unless that query is throttled: then, when it may run again.
+        The table is asked when something does; if that query is throttled, when it may run again.
         """
-        until = min(until, self._runs.next_exclusion_end())
-        asked_at = monotonic()
+        until, asked_at = min(until, self._runs.next_exclusion_end()), monotonic()
         if asked_at < self._due_times.until:
-            until = min(until, self._due_times.until)
-        else:
-            self._ask_due_times(now)
-            self._due_times.after(asked_at)
-        for gate in gates:
-            gate.rest(now, until)
+            return min(until, self._due_times.until)
+        self._ask_due_times(now)
+        self._due_times.after(asked_at)
+        return until
 
     def _ask_due_times(self, now: float) -> None:
-        """Have each gate know when the next event falls due, or the longest time without a poll."""
+        """Ask when the next event of each queue falls due; that, or the longest pause, is noted."""
         longest, margin = self.settings.POLL_INTERVAL, self.settings.SKIP_RECENT or inf
         if not self._wakeup.doorbell_is_reliable:  # a poll takes the place of notifications
             longest = min(longest, self.settings.PROBE_INTERVAL)
@@ -212,12 +211,12 @@ class Claimer:
             queues=[*self._gates.by_queue], since=monotonic() - now + 0.001
         )
         answered_at = monotonic()
-        for gate in self._gates:
-            pause = min(due.get(gate.name, inf) + 0.001, longest)
-            if gate.name in due:  # it may be the end of a lease
+        for queue in self._gates.by_queue:
+            pause = min(due.get(queue, inf) + 0.001, longest)
+            if queue in due:  # it may be the end of a lease
                 self._scan_at = min(self._scan_at, now + pause)
             # What is too young to be claimed is old enough after ``margin``.
-            gate.falls_due(answered_at + max(min(pause, margin), 0.001))
+            self._due_at[queue] = answered_at + max(min(pause, margin), 0.001)
 
     def _give_back(self, gate: Gate, runs: Sequence[Run], now: float) -> None:
         """Release what waits for a thread, for other workers."""
@@ -257,9 +256,10 @@ class Claimer:
 
     def _claim_probe(self, queue: str) -> bool:
         """Claim an event or a stream of a queue; return whether there was one."""
-        rows = self._perform(self._claims.claim_rows(self._claims.of([Branch(queue, 1)]))).rows
-        streams, _ = self._perform(self._claims.claim_streams({queue: 1}, scan=True))
-        return bool(rows or streams)
+        claims = self._claims
+        if self._perform(claims.claim_rows(claims.of([Branch(queue, 1)]))).rows:
+            return True
+        return self._perform(claims.claim_streams({queue: 1}, scan=True))[0] > 0
 
     # -- suspects --------------------------------------------------------------------------------
 

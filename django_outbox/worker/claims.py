@@ -170,7 +170,7 @@ class Claims:
             yield lambda connection: dialect_of(connection).unclaim(me=self._me, due=due)
             for lease in others:
                 if (gate := self._gates.get(lease.queue)) is not None:
-                    gate.passed_on(lease.lag)
+                    gate.poll_soon(lease.lag)
             if self._look_at({each.queue for each in others}):
                 yield doorbell.ring
         return kept

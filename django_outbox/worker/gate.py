@@ -12,7 +12,7 @@ from ..delivery.lease import Lease, Run
 from ..listeners.queues import batch_room, has_only_batches
 from ..queue_settings import QueueSettings
 from ..sql.values import Branch, Found, Pauses
-from .breaker import Breaker
+from .breaker import REPEAT_PROBE, Breaker
 from .held import Held
 from .pauses import READ_INTERVAL, KnownPauses
 from .queues import Offers
@@ -35,7 +35,6 @@ ASSUMED_PAYLOAD = 1024.0  # bytes that a payload is expected to have before the 
 MAX_THREAD_WAIT = 2.0  # seconds that an event waits for a thread before it is left to others
 RELEASE_INTERVAL = 0.5  # seconds between two searches for events that have waited that long
 MAX_EXCLUDED = 1000  # events that are left out of claims; beyond that, the list is cleared
-RETRY_PROBE = 1.0  # seconds until a queue that had nothing to probe with is probed again
 
 
 class Gate:
@@ -75,7 +74,6 @@ class Gate:
         self.more = False  # more was due than the last claim took
         self.has_left_offers = False  # offers were left to other workers in this step
         self.poll_at = 0.0  # monotonic; the next poll
-        self._due_at = 0.0  # monotonic; when something falls due, as far as we know
         self._release_at = self._probe_at = 0.0  # monotonic; not before
         self._size = self._min_size  # events that may wait for a thread
         self._mean_payload = ASSUMED_PAYLOAD  # bytes
@@ -236,19 +234,18 @@ class Gate:
 
     def probed(self, now: float) -> None:
         """Note that a probe was tried."""
-        self._probe_at = now + RETRY_PROBE
+        self._probe_at = now + REPEAT_PROBE
 
-    def falls_due(self, at: float) -> None:
-        """Note when (monotonic) the next event falls due."""
-        self._due_at = at
-
-    def poll_soon(self) -> None:
-        """Poll as soon as there is room."""
+    def poll_soon(self, waited: float = 0.0) -> None:
+        """Poll as soon as there is room, for what has been due for ``waited`` seconds."""
+        self._watermark.lower(waited)
         self.poll_at = 0.0
 
-    def rest(self, now: float, until: float) -> None:
-        """Poll again when something falls due after ``now``, or ``until`` (both monotonic)."""
-        self.poll_at = min(self._due_at if self._due_at > now else inf, until)
+    def ended_poll(self, until: float | None) -> None:
+        """Poll again ``until`` (monotonic), because nothing more is due; None: more is."""
+        self.more = until is None
+        if until is not None:
+            self.poll_at = until
 
     # -- claims and releases ---------------------------------------------------------------------
 
@@ -276,10 +273,6 @@ class Gate:
         if count and self.rate is not None:
             self.rate.spend(count)
 
-    def passed_on(self, waited: float) -> None:
-        """Note that an event got into this queue that has been due for ``waited`` seconds."""
-        self._watermark.lower(waited)
-
     def waiting(self, before: float = inf) -> list[Run]:
         """Return what has waited for a thread since ``before`` (monotonic)."""
         return self._held.late(before, self.name)
@@ -302,5 +295,4 @@ class Gate:
         if len(self._excluded) > MAX_EXCLUDED:
             self._excluded.clear()
         self._excluded |= {each.id: each.claimed_at - each.lag for each in rows if is_async(each)}
-        self._watermark.lower(max(each.lag + now - each.claimed_at for each in rows))
-        self.poll_at = 0.0
+        self.poll_soon(max(each.lag + now - each.claimed_at for each in rows))
