@@ -152,7 +152,7 @@ def test_every_trouble_has_an_alert_that_says_what_to_do() -> None:
         "OutboxNoWorkers",
         "OutboxBlockedStreams",
         "OutboxQueueWithoutWorkers",
-        "OutboxBreakerOpen",
+        "OutboxHeld",
     } <= set(found)
     how_to = (samples.DOCS / "how-to" / "monitor.md").read_text()
     for name, rule in found.items():

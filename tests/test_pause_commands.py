@@ -199,7 +199,7 @@ def test_the_end_is_shown(settings: Any) -> None:
     out, _ = run("outbox_pause", "--event-type", SENT, "--force", "--for", "2h")
     assert out.rstrip().endswith(" until 2126-11-26 14:00:00+00:00")  # it stays as it is
     report = json.loads(run("outbox_status", "--format", "json")[0])["databases"]["default"]
-    for rows in (listed(), report["pauses"]):
+    for rows in (listed(), report["holds"]):
         assert [each["until"] for each in rows] == ["2126-11-26T14:00:00+00:00"]
     for command in ("outbox_pause", "outbox_status"):
         assert "2126-11-26 14:00:00+00:00" in run(command)[0]

@@ -175,4 +175,5 @@ def test_the_dashboard_shows_closed_queues(admin_client: Client) -> None:
     breaker(reason="<b>5</b> failures")
     found = queues(admin_client)
     assert "default 0 1 paused" in found
-    assert re.search("hooks 0 1 unavailable for .* &lt;b&gt;5&lt;/b&gt; failures", found)
+    assert "hooks 0 1 paused" in found
+    assert "&lt;b&gt;5&lt;/b&gt; failures" in test_dashboard.body(admin_client)

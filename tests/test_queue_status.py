@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -124,23 +124,6 @@ def test_workers_of_default_deliver_from_queues_that_are_not_configured() -> Non
     assert check() == 0
 
 
-# --- whether it is open ---------------------------------------------------------------------------
-
-
-def test_a_paused_queue_and_an_open_breaker_are_shown() -> None:
-    OutboxPause.objects.pause("queue", "default")
-    made = breaker()
-    found = queues()
-    assert [each["paused"] for each in found.values()] == [True, False]
-    assert [each["breaker_reason"] for each in found.values()] == [None, "5 consecutive failures"]
-    assert datetime.fromisoformat(found["hooks"]["breaker_until"]) == made.until
-    insert(2, queue="hooks", due=-9)
-    serving("one", "default")
-    lines = [each.split() for each in run().partition("queues:")[2].splitlines()]
-    assert ["default", "0", "-", "1", "-", "yes", "yes", "-", "-"] in lines
-    assert [each[:2] for each in lines if each and each[0] == "hooks"] == [["hooks", "2"]]
-
-
 # --- what it costs --------------------------------------------------------------------------------
 
 
@@ -149,6 +132,6 @@ def test_many_queues_take_few_statements(settings: Any, django_assert_num_querie
     settings.OUTBOX = {"QUEUES": {name: {} for name in names}}
     for name in names:
         insert(1, queue=name)
-    with django_assert_num_queries(3):  # queues that are not configured, counts, pauses
-        found = inspected.queue_states("default", [])
+    with django_assert_num_queries(2):  # queues that are not configured, counts
+        found = inspected.queue_states("default", [], [])
     assert [each.due for each in found] == [0, *[1] * 15]

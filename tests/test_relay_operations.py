@@ -136,8 +136,8 @@ def test_what_was_refused_or_deferred_is_told_with_its_reason_and_age(
     BROKER.refused = dict.fromkeys(ids[:2], outcome)
     outbox.drain()
     found = rows("--check")[1]["orders"]
-    assert (found["held"], found["reason"]) == (2, reason)
-    assert found["held_age"] >= 90
+    assert (found["deferred"], found["reason"]) == (2, reason)
+    assert found["deferred_age"] >= 90
     assert reason in run()
     lines = [
         each.getMessage() for each in caplog.records if each.getMessage().startswith("message")
@@ -157,7 +157,7 @@ def test_what_its_turn_did_not_come_to_is_not_told(shown: Shown) -> None:
     BROKER.refused = dict.fromkeys(insert(1, event_type="order.placed"), outbox.Defer(60))
     outbox.drain()
     assert shown("outbox_relay_deferred_total", relay="orders") == 0
-    assert rows()[1]["orders"]["held"] == 0
+    assert rows()[1]["orders"]["deferred"] == 0
 
 
 def test_without_relays_it_says_so(settings: Any) -> None:
@@ -212,9 +212,9 @@ def test_the_dashboard_shows_where_relays_send_to(admin_client: Client) -> None:
 def test_the_dashboard_tells_since_when_a_broker_is_away_and_why(admin_client: Client) -> None:
     breaker()
     OutboxPause.objects.pause("queue", "relay.hooks")
-    text = part(body(admin_client), "queues")
-    assert "unavailable for 1 min : no answer from kafka:9092" in text
-    assert text.endswith("paused")
+    text = part(body(admin_client), "paused")
+    assert "no answer from kafka:9092" in text
+    assert part(body(admin_client), "queues").endswith("paused")
     assert re.search(
         r'<section class="[^"]*outbox-wrong[^"]*" id="outbox-queues"', body(admin_client)
     )

@@ -121,16 +121,6 @@ def test_an_idle_stream_behind_a_dead_head_is_blocked_where_dead_heads_block() -
         assert [each.key for each in OutboxStream.objects.blocked()] == ["blocked"]
 
 
-def test_the_age_of_the_oldest_due_stream() -> None:
-    assert OutboxStream.objects.oldest_due_age() is None
-    put("waits", due_at=in_ten_minutes())
-    assert OutboxStream.objects.oldest_due_age() is None
-    put("due", due_at=now() - timedelta(minutes=1))
-    age = OutboxStream.objects.oldest_due_age()
-    assert age is not None
-    assert 60 <= age < 120
-
-
 def test_heads_of_more_streams_than_a_statement_takes() -> None:
     for n in range(60):
         events(f"k{n}", NEW)

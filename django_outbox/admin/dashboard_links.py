@@ -13,8 +13,6 @@ from django.utils.safestring import SafeString
 from django.utils.timezone import localtime
 from django.utils.translation import gettext as _
 
-from ..models import OutboxPause
-
 EVENTS: Final = "admin:django_outbox_outboxevent_changelist"
 EVENT: Final = "admin:django_outbox_outboxevent_change"
 CAUSES: Final = "admin:django_outbox_outboxevent_groups"
@@ -57,8 +55,8 @@ def pause(label: str, **names: Any) -> SafeString:
     )
 
 
-def resume(pause: OutboxPause) -> SafeString:
-    url = reverse(RESUME, args=[quote(pause.pk)])
+def resume(pause_id: int) -> SafeString:
+    url = reverse(RESUME, args=[quote(pause_id)])
     return format_html('<a class="button" href="{}">{}</a>', url, _("Resume"))
 
 

@@ -12,8 +12,10 @@ from django.utils.translation import ngettext
 
 from ..conf import current
 from ..inspection.counts import MAX_DEAD_SHARE, Rates
+from ..inspection.holds import DEAD, MAX_HELD, longest
 from ..inspection.overview import MAX_BLOCKED_COUNTED, Overview
 from ..inspection.workers import Loss
+from ..models import OutboxPause
 from . import dashboard_links as links
 from . import display
 from .charts import Chart, format_seconds
@@ -57,8 +59,13 @@ def _severe_problems(overview: Overview) -> Iterator[Problem]:
     if overview.lag > display.LATE_AFTER:
         text = _("The oldest due delivery has waited for %s.") % display.duration(overview.lag)
         yield _bad(text, "types", links.events_url(state="due"))
-    for each in overview.unserved_queues:
-        text = _("No live worker serves the queue %s, where deliveries are due.") % each
+    labels = {DEAD: _("dead event"), **dict(OutboxPause.Kind.choices)}
+    for each in (each for each in longest(overview.holds).values() if each.age > MAX_HELD):
+        what = {"time": display.duration(each.age), "what": f"{labels[each.kind]} {each.name}"}
+        text = _("Deliveries have been held for %(time)s by: %(what)s.") % what
+        yield _bad(text, "blocked" if each.kind == DEAD else "paused")
+    for name in overview.unserved_queues:
+        text = _("No live worker serves the queue %s, where deliveries are due.") % name
         yield _bad(text, "queues")
 
 

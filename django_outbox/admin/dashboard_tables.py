@@ -16,6 +16,7 @@ from django.utils.translation import ngettext
 
 from ..conf import current
 from ..inspection.causes import Cause
+from ..inspection.holds import Hold
 from ..inspection.overview import (
     MAX_BLOCKED_COUNTED,
     MAX_BLOCKED_SHOWN,
@@ -145,20 +146,22 @@ def _paused(overview: Overview, may: Permissions) -> Section:
     return Section(
         name="paused",
         title=_("Paused"),
-        columns=[_("name"), _("since"), _("until"), _("by"), _("reason"), *end],
+        columns=[_("name"), "#" + _("held"), _("since"), _("until"), _("by"), _("reason"), *end],
         rows=[_pause(each, overview.now, may) for each in overview.pauses],
         needs_attention=bool(overview.pauses),
         all_url=reverse(links.PAUSES),
     )
 
 
-def _pause(each: OutboxPause, now: datetime, may: Permissions) -> Cells:
-    name = format_html('<span class="quiet">{}</span> {}', each.get_kind_display(), each.name)
+def _pause(each: Hold, now: datetime, may: Permissions) -> Cells:
+    label = OutboxPause.Kind(each.kind).label
+    name = format_html('<span class="quiet">{}</span> {}', label, each.name)
     reason = format_html(
         '<span class="outbox-message">{}</span>', Truncator(each.reason).chars(MAX_MESSAGE)
     )
-    since, until = (display.since("%s", each.paused_at, now), display.until(each.until, now))
-    return name, since, until, each.paused_by, reason, *([links.resume(each)] * ("resume" in may))
+    since, until = display.since("%s", each.since, now), display.until(each.until, now)
+    end = [links.resume(each.pause_id)] * ("resume" in may)
+    return name, str(each.count or ""), since, until, each.by, reason, *end
 
 
 def _blocked(overview: Overview) -> Section:
@@ -269,12 +272,12 @@ def _queues(overview: Overview) -> Section:
         name="queues",
         title=_("Queues and relays"),
         columns=[_("queue"), "#" + _("due"), _("oldest due"), "#" + _("workers"), _("state")],
-        rows=[_queue(each, overview.now) for each in states] if is_shown else [],
-        needs_attention=late or any(each.breaker for each in states),
+        rows=[_queue(each) for each in states] if is_shown else [],
+        needs_attention=late or any(each.holds for each in states),
     )
 
 
-def _queue(each: QueueState, now: datetime) -> Cells:
+def _queue(each: QueueState) -> Cells:
     """Return what is due in a queue; that of a relay has where it sends to."""
     relay = next((found for found in current().relays.values() if found.title == each.name), None)
     sent_to = relay and f"→ {relay.shown_to} ({relay.backend_name})"
@@ -283,11 +286,9 @@ def _queue(each: QueueState, now: datetime) -> Cells:
     states = [
         _("no live worker serves it") if each.is_unserved else "",
         "" if each.is_configured else _('not in OUTBOX["QUEUES"]'),
-        _("paused") if each.is_paused else "",
+        _("paused") if each.holds else "",
+        f"{_('held')}: {each.held}" if each.held else "",
     ]
-    if breaker := each.breaker:
-        since = display.since(_("unavailable for %s"), breaker.paused_at, now, is_late=True)
-        states.append(format_html("{}: {}", since, each.away_reason))
     state = format_html_join(", ", "{}", ((text,) for text in states if text))
     return name, f"{each.due}{'+' * each.is_capped}", age, str(each.workers), state
 
@@ -297,7 +298,7 @@ def _types(overview: Overview, *, needs_attention: bool) -> Section:
     backlog, done = overview.backlog.by_type, {each["event_type"]: each for each in overview.types}
     none = TypeBacklog()
     names = sorted({*backlog, *done}, key=lambda each: (-backlog.get(each, none).total, each))
-    counts = [_("due"), _("leased"), _("retrying"), _("scheduled")]
+    counts = [_("due"), _("held"), _("leased"), _("retrying"), _("scheduled")]
     times = [_("done in an hour"), _("start p95"), _("run p95")]
     is_whole = overview.backlog.is_whole
     return Section(
@@ -326,7 +327,7 @@ def _types(overview: Overview, *, needs_attention: bool) -> Section:
 
 
 def _backlog(each: TypeBacklog, now: datetime) -> Cells:
-    counts = each.due, each.held, each.retrying, each.scheduled
+    counts = each.due, each.held, each.leased, each.retrying, each.scheduled
     late = each.since is not None and (now - each.since).total_seconds() > display.LATE_AFTER
     since = display.since("%s", each.since, now, is_late=late)
     return *(str(count or "") for count in counts), since

@@ -14,10 +14,11 @@ from ..conf import current
 from ..events import GLOBAL, stored_instant
 from ..listeners.callables import qualified_name
 from ..listeners.registry import ANY, listeners, route
-from ..models import OutboxEvent, OutboxPause, OutboxStatistics, OutboxStream
+from ..models import OutboxEvent, OutboxStatistics, OutboxStream
 from ..sql import dialect_of
 from .causes import Causes, load_causes
 from .counts import Rates, minutes, rates
+from .holds import DEAD, Hold, load_holds
 from .queues import QueueState, lag, queue_states, unserved_queues
 from .workers import Loss, WorkerInfo, clock_and_workers, losses, missing, suspects
 
@@ -27,7 +28,6 @@ MINUTES: Final = 60  # that the charts and deliveries cover
 MAX_CAUSES: Final = 5  # causes of dead events, those of the most events
 MAX_BLOCKED_SHOWN: Final = 5  # streams that are shown with what blocks them
 MAX_BLOCKED_COUNTED: Final = 1000  # blocked streams that are counted
-MAX_PAUSES: Final = 200  # pauses that are listed
 
 
 @dataclass(slots=True, kw_only=True)
@@ -35,14 +35,15 @@ class TypeBacklog:
     """Numbers of unsettled events of one type, among those counted."""
 
     due: int = 0
-    held: int = 0
+    held: int = 0  # due ones
+    leased: int = 0
     retrying: int = 0
     scheduled: int = 0
     since: datetime | None = None  # the oldest due time
 
     @property
     def total(self) -> int:
-        return self.due + self.held + self.retrying + self.scheduled
+        return self.due + self.held + self.leased + self.retrying + self.scheduled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +80,7 @@ class Overview:
     types: Sequence[dict[str, Any]]  # counts of the last hour by event type, the most first
     causes: Causes
     blocked: BlockedStreams
-    pauses: Sequence[OutboxPause]  # the oldest first
+    holds: Sequence[Hold]  # pauses first, the oldest first
     queues: Sequence[QueueState]  # the configured ones first
 
     @property
@@ -89,6 +90,10 @@ class Overview:
     @property
     def newly_lost(self) -> int:
         return sum(each.is_newly_lost for each in self.workers)
+
+    @property
+    def pauses(self) -> list[Hold]:
+        return [each for each in self.holds if each.kind != DEAD]
 
     @property
     def lag(self) -> float:
@@ -127,21 +132,21 @@ def load_overview(alias: str, *, causes: Causes | None = None) -> Overview:
     lately = rates(points, now)
     lost = missing(known)
     found = losses(alias) if lost or lately.rescued else []
-    pauses = [*OutboxPause.objects.using(alias).order_by("paused_at", "pk")[:MAX_PAUSES]]
+    holds = load_holds(alias, now)
     return Overview(
         now=now,
         workers=known,
         missing=lost,
         losses=found,
         suspects=suspects(found),
-        queues=queue_states(alias, known, pauses),
-        backlog=backlog(alias),
+        queues=queue_states(alias, known, holds),
+        backlog=backlog(alias, holds),
         rates=lately,
         points=points,
         types=OutboxStatistics.objects.using(alias).since(hour).by_type(MAX_TYPES),
         causes=_causes(alias, causes),
         blocked=blocked_streams(alias),
-        pauses=pauses,
+        holds=holds,
     )
 
 
@@ -154,11 +159,12 @@ def _causes(alias: str, known: Causes | None) -> Causes:
     return load_causes(alias, limit=MAX_CAUSES)
 
 
-def backlog(alias: str) -> BacklogByType:
+def backlog(alias: str, holds: Sequence[Hold] = ()) -> BacklogByType:
     """Count unsettled events without a key by type and state, those due first."""
     by_type: defaultdict[str, TypeBacklog] = defaultdict(TypeBacklog)
     connection = connections[alias]
-    rows = dialect_of(connection).backlog_by_type(most=MAX_EVENTS)
+    held = [each.queue for each in holds if each.count]
+    rows = dialect_of(connection).backlog_by_type(held=held, most=MAX_EVENTS)
     for event_type, state, count, first in rows:
         setattr(by_type[event_type], state, count)
         if state == "due":

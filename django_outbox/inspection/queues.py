@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -13,15 +13,15 @@ from django.db.models.functions import Substr
 
 from ..conf import current
 from ..listeners.outcomes import UNSETTLED
-from ..models import OutboxEvent, OutboxPause
+from ..models import OutboxEvent
 from ..queue_settings import DEFAULT_QUEUE
 from ..relay_settings import RelaySettings
 from ..sql import dialect_of
 from ..sql.values import CLOSING_KINDS
+from .holds import COUNT_LIMIT, Hold
 from .workers import WorkerInfo
 
-COUNT_LIMIT: Final = 10_000  # due events of a queue that are counted, and as many streams
-HELD_LIMIT: Final = 1000  # messages of a relay that are read, and counted
+DEFERRED_LIMIT: Final = 1000  # messages of a relay that are read, and counted
 REASON_LENGTH: Final = 200  # characters
 MAX_QUEUES: Final = 32  # queues that are listed, the configured ones first
 
@@ -37,17 +37,17 @@ class QueueState:
     oldest_due_age: float | None  # seconds; None: nothing is due
     workers: int  # live workers that serve it
     is_unserved: bool  # no live worker serves it
-    is_paused: bool
-    breaker: OutboxPause | None  # its circuit breaker, if that is open
+    holds: Mapping[
+        str, Hold
+    ]  # its pause and its open circuit breaker, by kind; nothing is due then
 
     @property
     def due(self) -> int:
         return self.events + self.streams
 
     @property
-    def away_reason(self) -> str:
-        """Return why its breaker is open, without the queue's own name; empty if it is not."""
-        return self.breaker.reason.removeprefix(f"{self.name}: ") if self.breaker else ""
+    def held(self) -> int:
+        return sum(each.count for each in self.holds.values())
 
     @property
     def is_capped(self) -> bool:
@@ -56,45 +56,42 @@ class QueueState:
 
     def as_row(self) -> dict[str, Any]:
         """Return plain values, as reports show them."""
-        breaker = self.breaker
         return {
             "queue": self.name,
             "due": self.due,
             "oldest_due_age": self.oldest_due_age,
+            "held": self.held,
             "workers": self.workers,
             "unserved": self.is_unserved,
             "configured": self.is_configured,
-            "paused": self.is_paused,
-            "breaker_until": breaker and breaker.until,
-            "breaker_reason": breaker and breaker.reason,
         }
 
 
-def queue_names(alias: str) -> list[str]:
-    """Return the configured queues, then others that rows wait in, at a bounded cost."""
-    connection, known = connections[alias], [*current().queues]
-    others = dialect_of(connection).other_queues(known=known)
-    return [*known, *others][:MAX_QUEUES]
+def queue_names(alias: str, holds: Sequence[Hold] = ()) -> list[str]:
+    """Return the configured queues, then others that rows wait in, at a bounded cost.
+
+    Leave out those in which a pause parks what it holds.
+    """
+    connection, configured = connections[alias], [*current().queues]
+    parked = {each.queue for each in holds if each.kind not in CLOSING_KINDS}
+    others = dialect_of(connection).other_queues(known={*configured, *parked})
+    return [*configured, *others][:MAX_QUEUES]
 
 
 def queue_states(
-    alias: str, workers: Sequence[WorkerInfo], pauses: Iterable[OutboxPause] | None = None
+    alias: str, workers: Sequence[WorkerInfo], holds: Sequence[Hold]
 ) -> list[QueueState]:
     """Return the state of each queue, the configured ones first.
 
-    ``workers`` and ``pauses`` are those of the database; pauses that are not given are read. In
-    ``MODE`` "writer_only" nothing is due and no queue is unserved, because no event waits for a
-    worker.
+    ``workers`` and ``holds`` are those of the database. In ``MODE`` "writer_only" nothing is due
+    and no queue is unserved, because no event waits for a worker.
     """
-    settings, connection = current(), connections[alias]
+    settings, dialect = current(), dialect_of(connections[alias])
     delivers = settings.MODE != "writer_only"
-    names = queue_names(alias) if delivers else [*settings.queues]
-    backlogs = (
-        dialect_of(connection).queue_backlogs(queues=names, most=COUNT_LIMIT) if delivers else {}
-    )
-    if pauses is None:
-        pauses = OutboxPause.objects.using(alias).filter(kind__in=CLOSING_KINDS)
-    closed = {(each.kind, each.name): each for each in pauses}
+    names = queue_names(alias, holds) if delivers else [*settings.queues]
+    closed = {each.queue for each in holds}
+    open_queues = [each for each in names if each not in closed] if delivers else []
+    backlogs = dialect.queue_backlogs(queues=open_queues, most=COUNT_LIMIT) if open_queues else {}
     states = []
     for name in names:
         backlog = backlogs.get(name)
@@ -108,8 +105,7 @@ def queue_states(
                 oldest_due_age=backlog.oldest_age if backlog else None,
                 workers=serving,
                 is_unserved=delivers and not serving,
-                is_paused=("queue", name) in closed,
-                breaker=closed.get(("breaker", name)),
+                holds={each.kind: each for each in holds if each.queue == name},
             )
         )
     return states
@@ -134,26 +130,26 @@ def unserved_queues(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class Deferred:
     """The messages of a relay that were refused or deferred and wait for their next attempt."""
 
-    count: int  # at most HELD_LIMIT
+    count: int  # at most DEFERRED_LIMIT
     age: float  # seconds since the oldest was first due
     reason: str  # the most frequent one
 
 
-def held_messages(alias: str, settings: RelaySettings, now: datetime) -> Held | None:
+def deferred_messages(alias: str, settings: RelaySettings, now: datetime) -> Deferred | None:
     """Return what waits for another attempt of a relay, and why; None if nothing does."""
     rows = OutboxEvent.objects.using(alias).filter(
         queue=settings.title, status__in=UNSETTLED, last_error__isnull=False
     )
     texts = rows.order_by("available_at").annotate(text=Substr("last_error", 1, REASON_LENGTH))
-    found = list(texts.values_list("first_due_at", "created_at", "text")[:HELD_LIMIT])
+    found = list(texts.values_list("first_due_at", "created_at", "text")[:DEFERRED_LIMIT])
     if not found:
         return None
     reasons = Counter(text.partition("\n")[0] for *_, text in found)
     oldest = min(due or created for due, created, _ in found)
-    return Held(
+    return Deferred(
         count=len(found),
         age=max((now - oldest).total_seconds(), 0.0),
         reason=reasons.most_common(1)[0][0],

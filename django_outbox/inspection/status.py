@@ -9,17 +9,18 @@ from typing import Any, Final
 
 from ..conf import current
 from ..listeners.outcomes import Status
-from ..models import OutboxEvent, OutboxPause, OutboxStream
+from ..models import OutboxEvent, OutboxStream
 from ..models.fields import age
 from ..queue_settings import DEFAULT_QUEUE
 from .causes import load_causes
 from .counts import MAX_DEAD_SHARE, PERIOD, Rates, capped_count, counts, minutes, rates
+from .holds import MAX_HELD, load_holds
 from .overview import BlockedStream, blocked_streams
 from .queues import lag, queue_states, unserved_queues
 from .workers import WorkerInfo, clock_and_workers, missing
 
 MAX_CAUSES: Final = 20  # causes of dead events that are listed
-MAX_PAUSES: Final = 100  # pauses that are listed
+MAX_HOLDS: Final = 100  # that are listed, the longest first
 MAX_LAG: Final = 60.0  # seconds
 
 Report = dict[str, Any]
@@ -30,6 +31,7 @@ class Limits:
     """Limits of a healthy outbox; None: not checked."""
 
     max_lag: float | None = MAX_LAG  # seconds that the oldest due event has waited
+    max_held: float | None = MAX_HELD  # seconds that an event has been held, without planned end
     max_dead_share: float | None = MAX_DEAD_SHARE  # of the events that ended lately, 0 to 1
     max_due: int | None = None
     max_dead: int | None = None
@@ -45,9 +47,10 @@ def status(alias: str) -> Report:
     """
     events, streams = OutboxEvent.objects.using(alias), OutboxStream.objects.using(alias)
     now, known = clock_and_workers(alias)
-    found, queues, blocked = counts(alias), queue_states(alias, known), blocked_streams(alias)
+    found, holds, blocked = counts(alias), load_holds(alias, now), blocked_streams(alias)
+    queues = queue_states(alias, known, holds)
+    longest = sorted(holds, key=lambda each: (each.planned, -each.age))[:MAX_HOLDS]
     points = minutes(alias, now - timedelta(seconds=PERIOD))
-    pauses = OutboxPause.objects.using(alias).order_by("paused_at", "pk")[:MAX_PAUSES]
     lost = missing(known)
     shown = [each for each in known if each.is_newly_lost or not each.is_silent or each in lost]
     return {
@@ -56,12 +59,13 @@ def status(alias: str) -> Report:
         "estimated": [*found.estimated],
         "due": sum(each.due for each in queues),
         "oldest_due_age": lag(queues),
+        "held": sum(each.count for each in holds),
         "leased": capped_count(events.leased()) + capped_count(streams.leased()),
         "blocked": blocked.count,
         "rates": {"seconds": PERIOD, **asdict(rates(points, now))},
         "queues": [each.as_row() for each in queues],
         "blocked_streams": [_stream(each, now) for each in blocked.streams],
-        "pauses": [_pause(each, now) for each in pauses],
+        "holds": [each.as_row() for each in longest],
         "workers": [_worker(each) for each in shown],
         "causes": [each.as_row() for each in load_causes(alias, MAX_CAUSES).causes],
     }
@@ -80,6 +84,9 @@ def violations(report: Report, limits: Limits) -> list[str]:
         for what, value, limit in maximums
         if limit is not None and value > limit
     ]
+    if (most := limits.max_held) is not None:
+        holds = [each for each in report["holds"] if each["age"] > most and not each["planned"]]
+        found += [_held(each, most) for each in holds]
     if current().MODE != "writer_only":
         found += _bad_rates(report["rates"], limits)
     lost = sum(each["lost"] for each in report["workers"])
@@ -113,6 +120,15 @@ def _bad_rates(found: dict[str, int], limits: Limits) -> Iterator[str]:
         yield f"events rescued from lost workers {period}: {lately.rescued}, 0 expected"
 
 
+def _held(hold: dict[str, Any], limit: float) -> str:
+    """Return a sentence for what is held for too long: by what, by whom, since when, and why."""
+    why = ", ".join(hold[name] for name in ("by", "reason") if hold[name])
+    what = f"{hold['kind']} {hold['name']!r} since {hold['since']:%Y-%m-%d %H:%M:%S %Z}"
+    count = f"{hold['events']} events and {hold['streams']} streams"
+    age = f"{hold['age']:g} seconds, at most {limit:g} expected"
+    return f"{count} are held by {what} ({why}), the oldest for {age}"
+
+
 def _unserved(queue: dict[str, Any]) -> str:
     """Return a sentence for a queue whose due events no live worker delivers."""
     name, due = queue["queue"], queue["due"]
@@ -125,11 +141,6 @@ def _unserved(queue: dict[str, Any]) -> str:
         f'queue {name!r}: {due} due, but it is not in OUTBOX["QUEUES"], and no live worker '
         f"serves {DEFAULT_QUEUE!r}, which would deliver them; start one"
     )
-
-
-def _pause(each: OutboxPause, now: datetime) -> dict[str, Any]:
-    names = ("kind", "name", "until", "reason")
-    return {**{name: getattr(each, name) for name in names}, "age": _age(each.paused_at, now)}
 
 
 def _worker(each: WorkerInfo) -> dict[str, Any]:

@@ -11,13 +11,14 @@ from typing import Any
 from ..conf import current
 from ..exceptions import InvalidEvent
 from ..inspection.fate import fate
+from ..inspection.holds import load_holds
 from ..inspection.listeners import (
     describe_listeners,
     different_listeners,
     live_registries,
     without_listener,
 )
-from ..inspection.queues import held_messages, queue_states
+from ..inspection.queues import deferred_messages, queue_states
 from ..inspection.status import Limits, status, violations
 from ..inspection.workers import clock_and_workers
 from ..relays.relay import Relay
@@ -109,20 +110,24 @@ def relays_view(timeout: float, *, asks_brokers: bool) -> View:
 
 def _relay_rows(alias: str) -> Row:
     now, known = clock_and_workers(alias)
-    queues, rows = {each.name: each for each in queue_states(alias, known)}, []
+    states, rows = queue_states(alias, known, load_holds(alias, now)), []
+    queues = {each.name: each for each in states}
     for each in [each for each in current().relays.values() if each.title in queues]:
-        queue, held = queues[each.title], held_messages(alias, each, now)
+        queue, deferred = queues[each.title], deferred_messages(alias, each, now)
+        breaker = queue.holds.get("breaker")
+        away = breaker.reason.removeprefix(f"{each.title}: ") if breaker else ""
         rows.append(
             {
                 "relay": each.name,
                 "due": queue.due,
                 "oldest_due_age": queue.oldest_due_age,
                 "workers": queue.workers,
-                "paused": queue.is_paused,
-                "away_since": queue.breaker and queue.breaker.paused_at,
-                "held": held.count if held else 0,
-                "held_age": held and held.age,
-                "reason": queue.away_reason or (held.reason if held else ""),
+                "paused": "queue" in queue.holds,
+                "away_since": breaker and breaker.since,
+                "held": queue.held,
+                "deferred": deferred.count if deferred else 0,
+                "deferred_age": deferred and deferred.age,
+                "reason": away or (deferred.reason if deferred else ""),
             }
         )
     return {"waiting": rows}

@@ -88,17 +88,6 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
         leased = self._all_streams().filter(locked_by__isnull=False).values("pk")
         return self.pending().exclude(ALONE).exclude(stream__in=leased)
 
-    def scheduled(self) -> OutboxQuerySet:
-        """Return new events that wait for their due time, the next one first."""
-        return self._due_later().filter(status=Status.NEW)
-
-    def retrying(self) -> OutboxQuerySet:
-        """Return failed events that wait for their next try, the next one first.
-
-        An event with a key is not included, because its stream waits instead.
-        """
-        return self._due_later().filter(status=Status.RETRY)
-
     def done(self) -> OutboxQuerySet:
         """Return delivered events."""
         return self.filter(status=Status.DONE)
@@ -293,9 +282,6 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
         if (keyed := self._all_streams().oldest_head_age(self._updatable())) is not None:
             ages.append(keyed)
         return max(ages, default=None)
-
-    def _due_later(self) -> OutboxQuerySet:
-        return self.filter(locked_by=None, available_at__gt=DatabaseNow()).order_by(*CLAIM_ORDER)
 
     def _replay_dead(self, by: str, spacing: Spacing | None) -> int:
         dead = self._dead_rows()

@@ -109,16 +109,6 @@ class StreamQuerySet(TableQuerySet["OutboxStream"]):
         for batch in batches(every, settings.PURGE_BATCH_SIZE):
             yield expired.filter(batch)._delete_unlocked()
 
-    def oldest_due_age(self) -> float | None:
-        """Return the seconds that the oldest due stream has waited; None if none is due.
-
-        In ``MODE`` "writer_only" the result is None, because no stream waits for a worker.
-        """
-        if current().MODE == "writer_only":
-            return None
-        row = self.due().annotate(now=DatabaseNow()).values_list("due_at", "now").first()
-        return None if row is None or row[0] is None else age(row[0], row[1])
-
     def oldest_head_age(self, events: OutboxQuerySet) -> float | None:
         """Return the seconds that the oldest due stream has waited whose head is in ``events``.
 

@@ -95,16 +95,20 @@ class Inspection(EventLeases):
         sql = f"SELECT COUNT(*) FROM {self._by_death} WHERE "
         return sum(row[0] for row in self._rows_of_each([(sql + e, []) for e in self._deaths()]))
 
-    def backlog_by_type(self, *, most: int) -> list[tuple[str, str, int, Any]]:
-        """Count the ``most`` events due first: return type, state, count and oldest due time."""
-        sql = f"""SELECT event_type, CASE WHEN available_at <= {self.now} THEN 'due'
-                WHEN locked_by IS NOT NULL THEN 'held'
-                WHEN status = 2 THEN 'retrying' ELSE 'scheduled' END AS state,
-                COUNT(*), MIN(available_at)
-            FROM (SELECT event_type, available_at, locked_by, status FROM {self._event}
+    def backlog_by_type(self, *, held: Sequence[str], most: int) -> list[Row]:
+        """Count the ``most`` events due first: return type, state, count and oldest due time.
+
+        What is due in one of the queues ``held`` is held.
+        """
+        one_of, params = self._one_of(held or [""], "queue")
+        sql = f"""SELECT event_type, CASE WHEN available_at <= {self.now} AND {one_of} THEN 'held'
+            WHEN available_at <= {self.now} THEN 'due' WHEN locked_by IS NOT NULL THEN 'leased'
+            WHEN status = 2 THEN 'retrying' ELSE 'scheduled' END AS state, COUNT(*),
+            MIN(available_at)
+            FROM (SELECT event_type, queue, available_at, locked_by, status FROM {self._event}
                 WHERE available_at IS NOT NULL ORDER BY available_at LIMIT {int(most)}) waiting
             GROUP BY event_type, state"""
-        return [*self._rows(sql)]
+        return self._rows(sql, params)
 
     def queue_backlogs(self, *, queues: Sequence[str], most: int) -> dict[str, QueueBacklog]:
         """Count what is due in these queues, at most ``most`` events and as many streams of each.

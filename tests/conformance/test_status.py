@@ -140,7 +140,6 @@ def test_45_the_exit_code_of_the_process(database_env: dict[str, str]) -> None:
 def test_streams_are_asked_by_the_databases_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     put("k", due_at=now() - timedelta(seconds=10))
     monkeypatch.setattr("django.utils.timezone.now", lambda: 1 / 0)
-    assert OutboxStream.objects.oldest_due_age() is not None
     assert ask()["due"] == 1
 
 

@@ -21,6 +21,7 @@ from prometheus_client.registry import Collector
 
 from ...conf import current
 from ...inspection.counts import capped_count, counts
+from ...inspection.holds import KINDS, load_holds, longest
 from ...inspection.queues import lag, queue_states
 from ...inspection.workers import clock_and_workers
 from ...models import OutboxEvent, OutboxStream, missing_table
@@ -85,12 +86,16 @@ class BacklogCollector(Collector):
 def query_samples(alias: str) -> Iterator[Sample]:
     """Query the backlog, at a cost that does not grow with the table."""
     streams = OutboxStream.objects.using(alias)
-    _, known = clock_and_workers(alias)
-    queues = queue_states(alias, known)
+    now, known = clock_and_workers(alias)
+    holds = load_holds(alias, now)
+    queues = queue_states(alias, known, holds)
     for status, count in counts(alias).numbers.items():
         yield "events", (status,), count
     yield "events_due", (), sum(each.events for each in queues)
     yield "lag_seconds", (), lag(queues)
+    held = {kind: each.age for kind, each in longest(holds).items()}
+    for kind in KINDS:
+        yield "held_seconds", (kind,), held.get(kind, 0.0)
     yield "streams", ("due",), sum(each.streams for each in queues)
     yield "streams", ("leased",), capped_count(streams.leased())
     yield "streams", ("blocked",), capped_count(streams.blocked())
@@ -99,7 +104,7 @@ def query_samples(alias: str) -> Iterator[Sample]:
         yield "queue_due", (queue.name,), queue.due
         yield "queue_oldest_due_age_seconds", (queue.name,), queue.oldest_due_age or 0.0
         yield "queue_workers", (queue.name,), queue.workers
-        yield "breaker_open", (queue.name,), int(queue.breaker is not None)
+        yield "breaker_open", (queue.name,), int("breaker" in queue.holds)
 
 
 # -- worker processes ------------------------------------------------------------------------------

@@ -122,6 +122,9 @@ BACKLOG_GAUGES: Final = _specs(  # that are queried from the database
         (*BY_DATABASE, "state"): {
             "streams": "Streams due, leased, or blocked by their head; at most 10,000 of each."
         },
+        (*BY_DATABASE, "kind"): {
+            "held_seconds": "How long the oldest delivery has been held, without a planned end."
+        },
         BY_DATABASE: {
             "events_due": "Deliveries without a key that are due; at most 10,000.",
             "lag_seconds": "How long the oldest due delivery or stream has waited.",

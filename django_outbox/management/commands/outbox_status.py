@@ -23,6 +23,7 @@ NO_ANSWER_KEY: Final = "no_answer"  # of a database; why
 CLEAR: Final = "\x1b[H\x1b[2J"  # cursor home, screen empty
 LIMITS: Final[cli.Values] = {
     "--max-lag": (cli.duration, "DURATION", "that the oldest due event has waited (default: 1m)"),
+    "--max-held": (cli.duration, "DURATION", "that an event has been held (default: 15m)"),
     "--max-dead-share": (cli.share, "PERCENT", "of what ended in the last 5 minutes (default: 10)"),
     "--max-due": (cli.non_negative_int, "N", "events and streams that are due"),
     "--max-dead": (cli.non_negative_int, "N", "dead events"),

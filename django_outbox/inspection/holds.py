@@ -1,0 +1,116 @@
+"""What is held: deliveries that wait for a pause, an open circuit breaker or a dead event to end.
+
+A delivery is held since it fell due or since the hold began, whichever is later; it is not late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from django.db import connections
+from django.db.models import Exists, OuterRef, Subquery
+from django.db.models.functions import Coalesce
+
+from ..conf import current
+from ..listeners.history import first_line
+from ..models import OutboxEvent, OutboxPause, OutboxStream
+from ..models.fields import IsIndexed, age
+from ..sql import dialect_of
+from ..sql.values import CLOSING_KINDS
+
+COUNT_LIMIT: Final = 10_000  # due events of a queue that are counted, and as many streams
+MAX_PAUSES: Final = 200  # that are read
+MAX_DEAD_HEADS: Final = 1000  # dead events that block their streams, and are read
+MAX_HELD: Final = 900.0  # seconds
+BREAKER, DEAD = "breaker", "dead"
+HEAD: Final = ("key", "event_id", "last_error", "done_at", "due")  # read of a dead event
+KINDS: Final = (*OutboxPause.Kind.values, DEAD)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hold:
+    """A pause, an open circuit breaker, or a dead event that blocks its stream; what it holds."""
+
+    kind: str  # one of KINDS
+    name: str  # of the pause; the key of a dead event
+    by: str  # who paused it; the dead event
+    reason: str
+    since: datetime
+    until: datetime | None = None  # of a breaker: its next probe
+    planned: bool = False  # a person gave it an end, which has not passed
+    events: int = 0  # without a key; at most COUNT_LIMIT
+    streams: int = 0  # at most COUNT_LIMIT
+    age: float = 0.0  # seconds that the oldest of them has been held
+    queue: str = ""  # where they wait
+    pause_id: int = 0
+
+    @property
+    def count(self) -> int:
+        return self.events + self.streams
+
+    def as_row(self) -> dict[str, Any]:
+        """Return plain values, as reports show them."""
+        own = ("queue", "pause_id")
+        return {name: value for name, value in asdict(self).items() if name not in own}
+
+
+def load_holds(alias: str, now: datetime) -> list[Hold]:
+    """Return what holds deliveries back, by bounded queries: pauses first, the oldest first.
+
+    In ``MODE`` "writer_only" nothing is held, because nothing waits for a worker.
+    """
+    return [*_pauses(alias, now), *_dead_heads(alias, now)]
+
+
+def longest(holds: Iterable[Hold]) -> dict[str, Hold]:
+    """Return by kind the hold that lasts longest, of those without a planned end."""
+    lasting = sorted(holds, key=lambda each: each.age)
+    return {each.kind: each for each in lasting if not each.planned}
+
+
+def _pauses(alias: str, now: datetime) -> Iterator[Hold]:
+    pauses = [*OutboxPause.objects.using(alias).order_by("paused_at", "pk")[:MAX_PAUSES]]
+    # A queue that a person has paused is held by that, whether its breaker is open or not.
+    holding = {_queue(each): each for each in sorted(pauses, key=lambda each: each.kind != BREAKER)}
+    queues = [*holding] if current().MODE != "writer_only" else []
+    dialect = dialect_of(connections[alias])
+    backlogs = dialect.queue_backlogs(queues=queues, most=COUNT_LIMIT) if queues else {}
+    for each in pauses:
+        queue, until = _queue(each), each.until
+        found = backlogs.get(queue) if holding[queue] is each else None
+        yield Hold(
+            kind=each.kind,
+            name=each.name,
+            by=each.paused_by,
+            reason=each.reason,
+            since=each.paused_at,
+            until=until,
+            planned=each.kind != BREAKER and until is not None and until > now,
+            events=found.events if found else 0,
+            streams=found.streams if found else 0,
+            age=min(found.oldest_age, age(each.paused_at, now)) if found else 0.0,
+            queue=queue,
+            pause_id=each.pk,
+        )
+
+
+def _queue(pause: OutboxPause) -> str:
+    """Return the queue that a pause closes, or the one in which it parks deliveries."""
+    return pause.name if pause.kind in CLOSING_KINDS else f"paused:{pause.pk}"
+
+
+def _dead_heads(alias: str, now: datetime) -> Iterator[Hold]:
+    if current().MODE == "writer_only" or current().ON_DEAD != "block":
+        return
+    indexed = OutboxEvent.objects.using(alias).filter(IsIndexed("status"))
+    behind = indexed.pending().filter(stream=OuterRef("stream"), seq__gt=OuterRef("seq"))
+    due = behind.order_by("seq").values(due=Coalesce("deliver_at", "first_due_at", "created_at"))
+    idle = OutboxStream.objects.filter(pk=OuterRef("stream"), due_at=None, locked_by=None)
+    dead: Any = indexed.dead().filter(Exists(idle), stream__isnull=False).order_by()
+    heads = dead.annotate(due=Subquery(due[:1])).filter(due__isnull=False)[:MAX_DEAD_HEADS]
+    for key, event_id, error, since, due_at in heads.values_list(*HEAD):
+        held, by, reason = age(max(since, due_at), now), f"event {event_id}", first_line(error)
+        yield Hold(kind=DEAD, name=key, by=by, reason=reason, since=since, streams=1, age=held)
