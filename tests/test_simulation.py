@@ -66,6 +66,12 @@ def test_what_was_found_once_does_not_come_back(kind):
     assert found.returncode == 0, found.stdout + found.stderr
 
 
+def test_an_idle_worker_is_quiet():
+    """It sends at most eight statements a second, with the default settings and sixteen queues."""
+    lines = played("0", "--kind", "idle", "--trace").stdout.splitlines()
+    assert 60 < sum(" worker1 " in each and " sql " in each for each in lines) <= 8 * 60
+
+
 def test_a_mutant_is_found():
     found = played_mutant("a stream that goes on after a failure")
     assert "order" in found

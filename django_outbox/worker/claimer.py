@@ -13,7 +13,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from .. import doorbell
 from ..clocks import monotonic
-from ..conf import Settings
+from ..conf import CENTURY, Settings
 from ..delivery.lease import Run
 from ..delivery.paused import is_paused
 from ..sql import dialect_of
@@ -59,7 +59,7 @@ class Claimer:
         hot, cold = settings.FAIRNESS
         self._turns = cycle([True] * hot + [False] * cold)  # True: hot
         self._throttle, self._scans = ClaimThrottle(), Throttle()
-        self._due_times = Throttle(DUE_TIME_FACTOR)
+        self._due_times, self._questions = Throttle(DUE_TIME_FACTOR), Throttle(DUE_TIME_FACTOR)
         self._due_at: dict[str, float] = {}  # monotonic; when the next event of each queue is due
         self._more_events = False  # more rows were due than the last claim of events took
         self._streams_wait = False  # the last claim of streams found events
@@ -116,9 +116,9 @@ class Claimer:
             self._claim_hot(open_ones)
         else:
             has_backlog = any(each.more for each in open_ones)  # else one statement asks for all
-            self._claim_due(
-                [each for each in open_ones if each.poll_at <= now or not has_backlog], now
-            )
+            wanted = [each for each in open_ones if each.poll_at <= now or not has_backlog]
+            if has_backlog or not self._nothing_due(wanted, now):
+                self._claim_due(wanted, now)
         return True
 
     def _claim_hot(self, open_ones: list[Gate]) -> None:
@@ -141,6 +141,22 @@ class Claimer:
     def _is_paused(self, offer: Offer) -> bool:
         pauses = self._known_pauses.pauses
         return bool(pauses) and is_paused(pauses, offer.event.event_type, offer.listener, None)
+
+    def _nothing_due(self, gates: list[Gate], now: float) -> bool:
+        """Ask in one statement whether nothing is due; if so, have ``gates`` rest.
+
+        Return False without asking if that is throttled, or if something was reported.
+        """
+        if now < self._questions.until or any(each.poll_at == 0 for each in gates):
+            return False
+        due = self._ask_due_times(now, since=CENTURY)
+        self._questions.after(now)
+        if any(due.get(each.name, inf) <= 0 and not each.closed for each in self._gates):
+            return False
+        for gate in gates:
+            gate.ended_poll(self._due_at[gate.name])
+        self._wakeup.suspect_waits = False
+        return True
 
     def _claim_due(self, gates: list[Gate], now: float) -> None:
         most = self.settings.POLL_BATCH_SIZE
@@ -197,18 +213,21 @@ class Claimer:
         until, asked_at = min(until, self._runs.next_exclusion_end()), monotonic()
         if asked_at < self._due_times.until:
             return min(until, self._due_times.until)
-        self._ask_due_times(now)
+        self._ask_due_times(now, since=asked_at - now + 0.001)
         self._due_times.after(asked_at)
         return until
 
-    def _ask_due_times(self, now: float) -> None:
-        """Ask when the next event of each queue falls due; that, or the longest pause, is noted."""
+    def _ask_due_times(self, now: float, *, since: float) -> dict[str, float]:
+        """Ask when the next event of each queue falls due; that, or the longest pause, is noted.
+
+        Return the answer in seconds. What became due in the last ``since`` seconds counts too.
+        """
         longest, margin = self.settings.POLL_INTERVAL, self.settings.SKIP_RECENT or inf
         if not self._wakeup.doorbell_is_reliable:  # a poll takes the place of notifications
             longest = min(longest, self.settings.PROBE_INTERVAL)
         longest *= random.uniform(0.8, 1.2)
         due = dialect_of(self._connection).seconds_to_next_due(
-            queues=[*self._gates.by_queue], since=monotonic() - now + 0.001
+            queues=[*self._gates.by_queue], since=since
         )
         answered_at = monotonic()
         for queue in self._gates.by_queue:
@@ -217,6 +236,7 @@ class Claimer:
                 self._scan_at = min(self._scan_at, now + pause)
             # What is too young to be claimed is old enough after ``margin``.
             self._due_at[queue] = answered_at + max(min(pause, margin), 0.001)
+        return due
 
     def _give_back(self, gate: Gate, runs: Sequence[Run], now: float) -> None:
         """Release what waits for a thread, for other workers."""

@@ -41,6 +41,7 @@ class Kind:
     hot: float = 0.3  # of the writes, made in a worker's process
     workers: tuple[int, ...] = (1, 2, 2, 3, 5)
     events: tuple[int, int] = (8, 30)
+    seconds: tuple[float, float] = (4.0, 9.0)  # of virtual time, in which things happen
     outbox: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -139,6 +140,20 @@ KINDS = {
         durations=(0.4, 1.0),
     ),
     "faulty places": Kind(faulty_places=True),
+    "idle": Kind(
+        types=("plain",),
+        acts=UNDISTURBED,
+        workers=(1,),
+        events=(1, 1),
+        seconds=(60.0, 60.0),
+        outbox={
+            "LEASE": 30.0,
+            "POLL_INTERVAL": 5.0,
+            "PROBE_INTERVAL": 0.2,
+            "DOORBELL": None,
+            "QUEUES": {f"queue{number}": {} for number in range(15)},
+        },
+    ),
     "all": Kind(
         slow_before=0.005,
         slow_after=0.005,
@@ -195,6 +210,6 @@ def plan_of(seed: int, name: str | None = None) -> Plan:
         workers=chance.choice(kind.workers),
         events=chance.randint(*kind.events),
         outbox=outbox,
-        seconds=chance.uniform(4.0, 9.0),
+        seconds=chance.uniform(*kind.seconds),
         preemption=chance.choice([0.0, 0.01, 0.05, 0.2]),
     )
