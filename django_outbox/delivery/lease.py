@@ -29,21 +29,24 @@ HOT_COLUMNS = (*HOT, "headers", "payload")
 class Run(msgspec.Struct, kw_only=True, eq=False, gc=False):
     """What a worker leases at once: a row, or a stream with its next events in order.
 
-    All that changes belongs to ``Held`` and ``Runs``, under one lock. The garbage collector skips
-    it: what drops a run empties its lists.
+    Each field is assigned in one module, under ``Held``'s lock. The garbage collector skips it:
+    what drops a run empties its lists.
     """
 
+    # Not assigned after the claim:
     table: Table
     id: str  # of the row, or of the stream: lane and key
     queue: str  # in which it was claimed
+    renewal: bool = False  # claimed again by the worker that had leased it before
+    # By worker/held.py:
     locked_at: Any  # when it was leased, as the claim returned it
     deadline: float  # monotonic; nothing of it is started later without a renewal
-    renewal: bool = False  # claimed again by the worker that had leased it before
     out: list[Lease] = []  # handed out, and not settled
-    # Only of a stream:
-    waiting: list[Lease] = []  # behind those that are out
+    waiting: list[Lease] = []  # of a stream: behind those that are out
+    # By worker/stream_reads.py, only of a stream:
+    lost_worker: str | None = None  # the last that was lost with it, until that has been reported
+    # By worker/runs.py, only of a stream:
     rescues: int = 0  # workers that were lost with it
-    lost_worker: str | None = None  # the last of them, until that has been reported
     alone: int = 0  # events to run one by one, each settled before the next: it is a suspect
     is_innocent: bool = False  # what was started of it has come to its end here
     seq: int = 0  # its version when it was read

@@ -255,8 +255,7 @@ class StreamRows:
     rows: list[Row] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class Release:
+class Release(NamedTuple):
     """How to release a stream."""
 
     name: str

@@ -219,9 +219,7 @@ def settle_batch(batch: Batch, gates: Gates, runs: Runs) -> list[Lease]:
     ]
     for each in decided:
         gates.settle(*each)
-    for follower in ahead:
-        if follower is not None:
-            gates.put(follower)
+    gates.put([each for each in ahead if each is not None])
     return [lease for lease, _ in decided]
 
 

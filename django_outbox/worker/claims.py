@@ -111,7 +111,7 @@ class Claims:
             leases = yield from self._in_their_queues(leases)
         new = held.add_rows(leases)
         yield from self._report(new, "cold" if hot is None else "hot")
-        self._pools.put_all([each for each in new if not self._ends(each)])
+        self._pools.put([each for each in new if not self._ends(each)])
         if len(new) < SMALL_CLAIM:
             time.sleep(0)  # let the threads that wait for them run first
         return found

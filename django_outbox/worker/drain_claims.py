@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -65,10 +65,7 @@ class DrainClaims:
 
     # -- the heads of streams, which this thread delivers ----------------------------------------
 
-    def put(self, lease: Lease) -> None:
-        self.ready.put(lease)
-
-    def put_all(self, leases: list[Lease]) -> None:
+    def put(self, leases: Sequence[Lease]) -> None:
         for lease in leases:
             self.ready.put(lease)
 

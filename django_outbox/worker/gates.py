@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from ..clocks import monotonic
 from ..delivery.lease import Lease
@@ -68,11 +68,7 @@ class Gates:
         gate = self.by_queue.get(queue)
         return gate is not None and (gate.probing or not gate.closed)
 
-    def put(self, lease: Lease) -> None:
-        """Queue a lease for the threads of its queue."""
-        self.by_queue[lease.queue].ready.put(lease)
-
-    def put_all(self, leases: list[Lease]) -> None:
+    def put(self, leases: Sequence[Lease]) -> None:
         """Queue leases for the threads of their queues."""
         for name in {each.queue for each in leases}:
             self.by_queue[name].ready.put(*[each for each in leases if each.queue == name])

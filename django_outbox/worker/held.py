@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import inf
 
 from ..clocks import monotonic
@@ -172,6 +172,32 @@ class Held:
         if run.table is EVENTS and self._rows.get(run.id) is run:
             del self._rows[run.id]
         return True
+
+    # -- the events of streams, under the lock ---------------------------------------------------
+
+    def add_waiting(self, run: Run, leases: Sequence[Lease]) -> None:
+        """Add events that were read of a stream."""
+        run.waiting += leases
+        for lease in leases:
+            load = self.load(lease.queue)
+            load.count(lease, 1)
+            load.followers += 1
+
+    def hand_out(self, run: Run) -> Lease:
+        """Return the next event of a stream, which waits for a thread from now on."""
+        lease = run.waiting.pop(0)
+        lease.handed_out_at = monotonic()
+        self._loads[lease.queue].followers -= 1
+        run.out.append(lease)
+        return lease
+
+    def wait_again(self, lease: Lease) -> None:
+        """Let an event that was handed out wait behind its stream's others that are out."""
+        lease.started_at = 0.0
+        if lease in lease.run.out:
+            lease.run.out.remove(lease)
+            lease.run.waiting.insert(0, lease)
+            self._loads[lease.queue].followers += 1
 
     def forget(self, run: Run) -> None:
         """Remove a run with its events, under the lock."""

@@ -25,7 +25,6 @@ logger = logging.getLogger("django_outbox")
 
 LOCKED_RETRY_TIME = 0.5  # seconds for which locked streams are tried again
 AT_ONCE = 500  # leases renewed by one statement
-READ_WAITS = (0.01, 0.2)  # seconds before an unreleased stream is read again: at first, and at most
 
 
 class Releases:
@@ -50,12 +49,8 @@ class Releases:
             self.runs.put_back(ended)
             raise
         released = [each for each in ended if each.id in freed]
-        soonest = [self.runs.released(each) for each in released]
-        for run in ended:
-            if run.id not in freed:
-                run.pause = min(2 * run.pause, READ_WAITS[1]) or READ_WAITS[0]
-                self.runs.put_back([run], read_at=monotonic() + run.pause)
-                soonest.append(run.read_at)
+        refused = [each for each in ended if each.id not in freed]
+        soonest = [self.runs.next_claim(released), *map(self.runs.read_again, refused)]
         if any(each.is_left for each in released):
             yield doorbell.ring
         if min(soonest) < inf:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from math import ceil, inf
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ..clocks import monotonic
 from ..conf import Settings
@@ -20,18 +20,27 @@ from .held import Held
 from .rescues import kept_count
 from .wakeup import Wakeup
 
+READ_WAITS = (0.01, 0.2)  # seconds before an unreleased stream is read again: at first, and at most
+
 
 class Threads(Protocol):
     """What delivers events: a worker's threads and event loops, or the one of ``drain()``."""
 
-    def put(self, lease: Lease) -> None:
-        """Queue an event for the threads of its queue."""
-
-    def put_all(self, leases: list[Lease]) -> None:
+    def put(self, leases: Sequence[Lease]) -> None:
         """Queue events for the threads of their queues."""
 
     def accepts(self, queue: str) -> bool:
         """Return whether events of this queue may be started here."""
+
+
+class StreamRead(NamedTuple):
+    """What was read of a stream."""
+
+    run: Run
+    seq: int  # its version
+    leases: list[Lease]  # its next events in order
+    due: float  # monotonic; when it is due again behind them; inf: idle
+    queue: str | None = None  # of an event that is not due yet
 
 
 class Runs:
@@ -77,30 +86,22 @@ class Runs:
         """Return the stream whose events run one by one, if there is one."""
         return next((each for each in self._held.of(STREAMS) if each.alone), None)
 
-    def add_events(self, run: Run, seq: int, leases: Sequence[Lease], due: float) -> None:
-        """Add the events read of a stream and hand out the first; without any, release it."""
+    def add_events(self, reads: Iterable[StreamRead]) -> None:
+        """Add the events of streams and hand out the first of each; without any, release it."""
+        ready = list[Run]()
         with self._lock:
-            run.seq, run.due, run.read_at = seq, due, inf
-            run.is_left = run.interrupted = False
-            run.waiting += leases
-            run.alone = max(run.alone - 1, 0)
-            for lease in leases:
-                load = self._held.load(lease.queue)
-                load.count(lease, 1)
-                load.followers += 1
-            if leases:
-                run.pause = 0.0
-                self._hand_out(run)
-            else:
-                self.ended.append(run)
-
-    def add_decided(self, run: Run, seq: int, lease: Lease, due: float) -> None:
-        """Add an event that was decided without being run."""
-        with self._lock:
-            run.seq, run.due, run.read_at = seq, due, inf
-            self._held.load(lease.queue).count(lease, 1)
-            lease.decided = True
-            run.out.append(lease)
+            for run, seq, leases, due, queue in reads:
+                run.seq, run.due, run.read_at = seq, due, inf
+                run.is_left = run.interrupted = False
+                run.next_queue = queue or run.next_queue
+                run.alone = max(run.alone - 1, 0)
+                if leases:
+                    run.pause = 0.0
+                    self._held.add_waiting(run, leases)
+                    ready.append(run)
+                else:
+                    self.ended.append(run)
+            self._hand_out(ready)
 
     # -- for the threads -------------------------------------------------------------------------
 
@@ -122,7 +123,7 @@ class Runs:
                 return None
             if follower.queue != lease.queue or not self._pools.accepts(follower.queue):
                 return None
-            return self._take_first(run)
+            return self._held.hand_out(run)
 
     def follower_of(self, lease: Lease, fits: Callable[[Lease], bool]) -> Lease | None:
         """Hand out the event behind the last one of its stream that was, if it ``fits``."""
@@ -133,31 +134,37 @@ class Runs:
             follower = run.waiting[0]
             if follower.queue != lease.queue or not fits(follower):
                 return None
-            return self._take_first(run)
+            return self._held.hand_out(run)
 
     def wait_again(self, leases: Sequence[Lease]) -> None:
         """Let events wait again, unstarted, behind one of their key that is not done."""
         with self._lock:
             for lease in reversed(leases):
-                lease.started_at = 0.0
-                if lease in lease.run.out:
-                    lease.run.out.remove(lease)
-                    lease.run.waiting.insert(0, lease)
-                    self._held.load(lease.queue).followers += 1
+                self._held.wait_again(lease)
 
     def settled(self, batch: Iterable[tuple[Lease, Decision]]) -> None:
         """Continue streams whose decisions are settled; mark finished ones for release."""
+        kept, ready = kept_count(self._settings), list[Run]()
         with self._lock:
             for lease, decision in batch:
                 run = lease.run
                 if not self._held.remove(lease) or self._held.get(run.id) is not run:
                     continue
-                run.rescues = min(run.rescues, kept_count(self._settings))
-                self._apply(run, lease, decision)
-                if not run.out:
-                    is_end = decision.delay is None or decision.status is Status.RETRY
-                    run.is_innocent = is_end and decision is not LOST and not run.interrupted
-                    self._continue(run)
+                run.rescues = min(run.rescues, kept)
+                if decision is not DONE:
+                    self._apply(run, lease, decision)
+                if run.out:
+                    continue
+                is_end = decision.delay is None or decision.status is Status.RETRY
+                run.is_innocent = is_end and decision is not LOST and not run.interrupted
+                if run.waiting:
+                    ready.append(run)
+                elif run.alone:
+                    run.read_at = 0.0
+                    self._wakeup.expect(0.0)
+                else:
+                    self.ended.append(run)
+            self._hand_out(ready)
             self._held.changed.notify_all()
 
     def _apply(self, run: Run, lease: Lease, decision: Decision) -> None:
@@ -177,28 +184,18 @@ class Runs:
         self._held.drop([*run.waiting])
         run.due, run.alone = due, 0
 
-    def _continue(self, run: Run) -> None:
-        if run.waiting:
-            self._hand_out(run)
-        elif run.alone:
-            run.read_at = 0.0
-            self._wakeup.expect(0.0)
-        else:
-            self.ended.append(run)
+    def _hand_out(self, runs: Sequence[Run]) -> None:
+        """Hand out the next event of each stream, but leave those whose queue is closed.
 
-    def _hand_out(self, run: Run) -> None:
-        queue = run.waiting[0].queue
-        if self._pools.accepts(queue):
-            self._pools.put(self._take_first(run))
-        else:
-            self.leave(run)
-
-    def _take_first(self, run: Run) -> Lease:
-        lease = run.waiting.pop(0)
-        lease.handed_out_at = monotonic()  # before, it did not wait for a thread
-        self._held.load(lease.queue).followers -= 1
-        run.out.append(lease)
-        return lease
+        No thread gets one that is decided already.
+        """
+        queues = {each.waiting[0].queue for each in runs}
+        accepted = {each for each in queues if self._pools.accepts(each)}
+        for run in runs:
+            if run.waiting[0].queue not in accepted:
+                self.leave(run)
+        heads = [self._held.hand_out(each) for each in runs if each.waiting]
+        self._pools.put([each for each in heads if not each.decided])
 
     # -- giving back -----------------------------------------------------------------------------
 
@@ -248,19 +245,21 @@ class Runs:
                     self._left_to_others[run.id] = now + 2 * self._settings.PROBE_INTERVAL
             return ended
 
-    def put_back(self, runs: Iterable[Run], *, read_at: float = inf) -> None:
-        """Hold streams again that could not be released, unless they were claimed anew meanwhile.
-
-        They are to be read at that time (monotonic); if it is inf, they are released later.
-        """
+    def put_back(self, runs: Iterable[Run]) -> None:
+        """Hold streams again whose release failed, unless they were claimed anew meanwhile."""
         with self._lock:
-            for run in runs:
-                if self._held.put_back(run):
-                    run.read_at = read_at
-                    if read_at == inf:
-                        self.ended.append(run)
+            self.ended += [each for each in runs if self._held.put_back(each)]
 
-    def released(self, run: Run) -> float:
-        """Return when (monotonic) this worker may claim a released stream again."""
+    def read_again(self, run: Run) -> float:
+        """Hold a stream again whose release was refused; return when (monotonic) to read it."""
         with self._lock:
-            return max(run.due, self._left_to_others.get(run.id, 0.0))
+            run.pause = min(2 * run.pause, READ_WAITS[1]) or READ_WAITS[0]
+            if self._held.put_back(run):
+                run.read_at = monotonic() + run.pause
+            return run.read_at
+
+    def next_claim(self, released: Iterable[Run]) -> float:
+        """Return when (monotonic) this worker may claim the first of released streams again."""
+        with self._lock:
+            left = self._left_to_others
+            return min((max(each.due, left.get(each.id, 0.0)) for each in released), default=inf)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -26,7 +27,7 @@ from .queues import Decisions
 from .releases import Releases
 from .rescues import report_rescues
 from .routing import complete, is_whole
-from .runs import Threads
+from .runs import StreamRead, Threads
 
 MAX_EVENTS = 32  # events of one stream that are read at a time
 ROUTING_WAIT = 0.1  # seconds for which a stream waits until an earlier event of its key is routed
@@ -119,57 +120,54 @@ class StreamReads:
         """Hand out what was read, or release it to the workers of its queue; return the events."""
         taken: list[Lease] = []
         rescued: list[Lease] = []
-        ready: list[tuple[Run, int, list[Lease], float]] = []
-        deadly: list[tuple[Run, int, Lease, float]] = []
+        ready: list[StreamRead] = []
+        deadly: list[Lease] = []
         for found in streams:
             run = self._held.get(found.name)
             if run is None:
                 continue
-            leases, due = self._plan(run, found, limit, retries.get(found.name))
+            read = self._plan(run, found, limit, retries.get(found.name))
+            leases = read.leases
             if leases and not self._pools.accepts(leases[0].queue):
                 self._runs.leave(run, leases[0].queue)
                 continue
             taken += leases
             rescued += [each for each in leases if each.rescued]
             if leases and run.rescues >= self._settings.MAX_RESCUES:
-                deadly.append((run, found.seq, leases[0], due))
-            else:
-                ready.append((run, found.seq, leases, due))
+                leases[0].decided = True
+                deadly.append(leases[0])
+            ready.append(read)
         if rescued:
             yield lambda connection: report_rescues(connection, rescued)
-        for run, seq, leases, due in ready:
-            self._runs.add_events(run, seq, leases, due)
-        for run, seq, lease, due in deadly:
-            self._runs.add_decided(run, seq, lease, due)
+        self._runs.add_events(ready)
+        for lease in deadly:
             self._decisions.put((lease, dead_after_rescues(lease.rescues)))
         for lease in taken:
             self._count(lease)
         return len(taken)
 
-    def _plan(
-        self, run: Run, found: StreamRows, limit: int, retry: datetime | None
-    ) -> tuple[list[Lease], float]:
-        """Return the events to run now, and when (monotonic) the stream is due again."""
+    def _plan(self, run: Run, found: StreamRows, limit: int, retry: datetime | None) -> StreamRead:
+        """Return the events to run now, and when the stream is due again."""
         now, started = self._at or stored_instant(found.now), monotonic()
         assert now is not None
         leases: list[Lease] = []
+        plan = partial(StreamRead, run, found.seq, leases)
         due = inf if retry is None else started + (retry - now).total_seconds()
         for row in found.rows:
             if row[STATUS] == Status.DEAD:
-                return leases, due  # it blocks the events behind it, not a retry before it
+                return plan(due)  # it blocks the events behind it, not a retry before it
             if row[ROUTED_UNTIL] is not None and row[ROUTED_UNTIL] < row[SEQ]:
-                return leases, started + ROUTING_WAIT
+                return plan(started + ROUTING_WAIT)
             if self._is_paused(row):
-                return leases, started + (0.0 if leases else self._postpone(run))
+                return plan(started + (0.0 if leases else self._postpone(run)))
             next_try = stored_instant(row[DELIVER_AT])
             if next_try is not None and next_try > now:
-                if not leases:
-                    run.next_queue = _queue_of(row)
-                return leases, started + (next_try - now).total_seconds()
+                queue = None if leases else _queue_of(row)
+                return plan(started + (next_try - now).total_seconds(), queue)
             leases.append(self._lease(row, run, found.now, next_try, is_head=not leases))
         if len(found.rows) == limit and not _is_newest(found.rows[-1], found):
             due = 0.0
-        return leases, due
+        return plan(due)
 
     def _is_paused(self, row: Sequence[Any]) -> bool:
         pauses = self._known_pauses.pauses

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -373,8 +372,7 @@ def test_a_release_clears_the_count_of_a_stream_that_has_come_to_its_end(
     take()
     OutboxStream.objects.update(rescues=2)
     (given,) = releases((":a", 1, None))
-    given = replace(given, is_innocent=is_innocent)
-    dialect().release_streams(me="me", streams=[given])
+    dialect().release_streams(me="me", streams=[given._replace(is_innocent=is_innocent)])
     assert stream("a").rescues == kept
 
 

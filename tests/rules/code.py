@@ -22,6 +22,8 @@ WITH_SQL = {
     "django_outbox/relays/redis.py",
 }  # Redis, too, executes
 SQL = re.compile(r"\.execute\(|RawSQL|\.raw\(|\.extra\(")
+LIST_CHANGES = {"append", "clear", "extend", "insert", "pop", "remove"}
+RUN = re.compile(r"\b(run|known)$")  # how an expression ends whose value is a ``Run``
 FILE = re.compile(r"`([a-z_]+/(?:[a-z_]+/)*(?:[a-z_]+\.py)?)`")
 
 
@@ -118,6 +120,35 @@ def types_and_runtime_have_the_same_names(root: Path) -> Iterator[str]:
             )
 
 
+def runs_are_changed_by_their_owners(root: Path) -> Iterator[str]:
+    """Each field of ``Run`` is assigned in the module that the comment above it names, if any."""
+    lease = Text.read(root, "django_outbox/delivery/lease.py")
+    body = re.search(r"^class Run\(.*?^    @property", lease.text, re.DOTALL | re.MULTILINE)
+    assert body is not None
+    owners, owner = dict[str, str](), ""
+    for line in body[0].splitlines():
+        if line.startswith("    # "):
+            owner = (re.findall(r"worker/\w+\.py", line) or [""])[0]
+        elif field := re.match(r"    (\w+): ", line):
+            owners[field[1]] = f"django_outbox/{owner}"
+    for module in modules(root):
+        for run, field, line in changes(module):
+            known = field in owners and RUN.search(run)
+            if known and owners[field] != module.path and module.path != lease.path:
+                yield f"{module.path}:{line}: {field} of a run; it belongs to {owners[field]}"
+
+
+def changes(module: Text) -> Iterator[tuple[str, str, int]]:
+    """Yield what is assigned to or changed as a list: the object, its attribute and the line."""
+    for each in ast.walk(ast.parse(module.text)):
+        if isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute):
+            changed = each.func.value if each.func.attr in LIST_CHANGES else None
+        else:
+            changed = each if isinstance(getattr(each, "ctx", None), ast.Store) else None
+        if isinstance(changed, ast.Attribute):
+            yield ast.unparse(changed.value), changed.attr, changed.lineno
+
+
 RULES: list[Rule] = [
     modules_are_short,
     functions_are_short,
@@ -126,4 +157,5 @@ RULES: list[Rule] = [
     sql_is_in_one_package,
     files_of_pages_exist,
     types_and_runtime_have_the_same_names,
+    runs_are_changed_by_their_owners,
 ]

@@ -191,9 +191,9 @@ OWN = (
         name="a stream whose refused release is forgotten",
         edits=[
             (
-                "worker/releases.py",
-                "self.runs.put_back([run], read_at=monotonic() + run.pause)\n",
-                "run.read_at = monotonic() + run.pause\n",
+                "worker/runs.py",
+                "            if self._held.put_back(run):\n                run.read_at",
+                "            if True:\n                run.read_at",
             )
         ],
     ),

@@ -24,7 +24,7 @@ from django_outbox.worker.leases import Heartbeat
 from django_outbox.worker.pauses import KnownPauses
 from django_outbox.worker.queues import Decisions
 from django_outbox.worker.releases import Releases
-from django_outbox.worker.runs import Runs
+from django_outbox.worker.runs import Runs, StreamRead
 from django_outbox.worker.stream_reads import StreamReads
 from django_outbox.worker.wakeup import Wakeup
 from tests.unit.scripted import (
@@ -51,9 +51,7 @@ class Parts:
     def __init__(self) -> None:
         self.held, self.settings, self.ready = Held(LEASE), Settings(), list[Lease]()
         self.common: dict[str, Any] = {"alias": SCRIPTED, "me": "me", "held": self.held}
-        self.pools: Any = SimpleNamespace(
-            put=self.ready.append, put_all=self.ready.extend, accepts=lambda queue: True
-        )
+        self.pools: Any = SimpleNamespace(put=self.ready.extend, accepts=lambda queue: True)
         wakeup = Wakeup()
         self.runs = Runs(settings=self.settings, held=self.held, pools=self.pools, wakeup=wakeup)
         self.releases = Releases(runs=self.runs, wakeup=wakeup, **self.common)
@@ -73,7 +71,7 @@ class Parts:
         else:
             run = stream(key, deadline=deadline)
             self.held.add([run])
-            self.runs.add_events(run, 1, [lease("a", of=run)], 0.0)
+            self.runs.add_events([StreamRead(run, 1, [lease("a", of=run)], 0.0)])
 
     def beat(self) -> None:
         Heartbeat(worker_row=None, runs=self.runs, releases=self.releases, **self.common).step()

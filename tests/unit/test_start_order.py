@@ -17,13 +17,13 @@ from django_outbox.worker.batch_delivery import BatchDelivery
 from django_outbox.worker.connection_cleanup import ConnectionCleanup
 from django_outbox.worker.held import Held
 from django_outbox.worker.ready import Lane, Ready
-from django_outbox.worker.runs import Runs
+from django_outbox.worker.runs import Runs, StreamRead
 from django_outbox.worker.wakeup import Wakeup
 from tests.table import PLACED, listening
 from tests.unit.scripted import SCRIPTED, Clock, lease, stream
 
 KEY = "order-1"
-ANY_THREAD: Any = SimpleNamespace(put=lambda lease: None, accepts=lambda queue: True)
+ANY_THREAD: Any = SimpleNamespace(put=lambda leases: None, accepts=lambda queue: True)
 DEFERRED = Decision(status=Status.NEW, delay=1.0, outcome="deferred")
 FAILED = Decision(status=Status.RETRY, delay=1.0, spent=1, outcome="retry")
 DEAD = Decision(status=Status.DEAD, spent=1, outcome="dead")
@@ -51,7 +51,8 @@ def keyed(held: Held, events: str) -> list[Lease]:
     run = stream(KEY)
     held.add([run])
     runs = Runs(settings=Settings(), held=held, pools=ANY_THREAD, wakeup=Wakeup())
-    runs.add_events(run, 3, found := [lease(each, of=run) for each in events], 0.0)
+    found = [lease(each, of=run) for each in events]
+    runs.add_events([StreamRead(run, 3, found, 0.0)])
     for each in found[:-1]:
         runs.follower_of(each, lambda follower: True)
     return found
@@ -62,12 +63,12 @@ class Leased:
 
     def __init__(self, held: Held) -> None:
         self._ready = list[Lease]()
-        pools: Any = SimpleNamespace(put=self._ready.append, accepts=lambda queue: True)
+        pools: Any = SimpleNamespace(put=self._ready.extend, accepts=lambda queue: True)
         self.runs = Runs(settings=Settings(), held=held, pools=pools, wakeup=Wakeup())
         run = stream(KEY)
         self.a, self.b, self.c = self.events = [lease(each, of=run) for each in "abc"]
         held.add([run])
-        self.runs.add_events(run, 3, self.events, 0.0)
+        self.runs.add_events([StreamRead(run, 3, self.events, 0.0)])
 
     @property
     def ready(self) -> str:
@@ -148,7 +149,7 @@ def test_a_batch_calls_nothing_behind_what_its_queue_turned_away(
             pauses=frozenset(),
             report=None,
         ),
-        "gates": SimpleNamespace(settle=lambda each, decision: None),
+        "gates": SimpleNamespace(settle=lambda *decided: None, put=lambda leases: None),
         "runs": Leased(Held(30)).runs,
     }
     cleanup: Any = create_autospec(ConnectionCleanup, instance=True)
