@@ -22,7 +22,7 @@ from django_outbox.models import OutboxEvent, OutboxStream
 from django_outbox.sql import dialect_of
 from django_outbox.sql.values import EVENTS, FULL, Branch, Claim
 from django_outbox.worker.effects import perform
-from django_outbox.worker.gate import BUSY_AFTER, SHRINK_ABOVE
+from django_outbox.worker.gate import BUSY_AFTER
 from django_outbox.worker.gate import Gate as QueueGate
 from django_outbox.worker.held import Held
 from django_outbox.worker.pauses import KnownPauses
@@ -57,9 +57,6 @@ def busy_worker(gate: Gate, threads: int = 2) -> Iterator[outbox.Worker]:
             gate.open.set()
 
 
-# -- the size of the prefetch ----------------------------------------------------------------------
-
-
 def gate_of(settings: Settings, held: Held) -> QueueGate:
     """Return the gate of a worker with one queue."""
     return QueueGate(
@@ -71,38 +68,6 @@ def gate_of(settings: Settings, held: Held) -> QueueGate:
         known_pauses=KnownPauses(),
         wakeup=Wakeup(),
     )
-
-
-class Wait:
-    """A gate; each call returns its room after events have waited for so many seconds."""
-
-    def __init__(self, **given: Any) -> None:
-        settings = Settings(**{"WORKERS": 4, "COLD_QUEUE_CAPACITY": 100, **given})
-        self.held = Held(30)
-        self.load = self.held.load("default")
-        self.gate = gate_of(settings, self.held)
-
-    def __call__(self, seconds: float | None, *, backlog: bool = True, started: int = 5) -> int:
-        if seconds is not None:
-            self.load.started, self.load.longest_wait = started, seconds
-        self.gate.more = backlog
-        return self.gate.room(monotonic())
-
-
-def test_the_prefetch_doubles_while_events_start_soon_and_halves_otherwise() -> None:
-    wait = Wait()
-    assert [wait(0.1) for _ in range(5)] == [16, 32, 64, 100, 100]
-    assert wait(0.9 * SHRINK_ABOVE) == 100
-    assert [wait(1.1 * SHRINK_ABOVE) for _ in range(5)] == [50, 25, 12, 8, 8]
-
-
-def test_the_prefetch_stays_while_nothing_starts_and_where_there_is_no_backlog() -> None:
-    wait = Wait()
-    assert (wait(None), wait(0.01, backlog=False)) == (8, 8)
-
-
-def test_the_first_events_say_nothing_for_a_thread_was_free_for_each() -> None:
-    assert Wait()(0.0, started=4) == 8
 
 
 # -- a busy worker ---------------------------------------------------------------------------------
