@@ -6,7 +6,8 @@ import contextlib
 import itertools
 import json
 import re
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from django.db import connection, models, transaction
@@ -18,6 +19,7 @@ EXPLAIN = {
     "sqlite": "EXPLAIN QUERY PLAN",
     "mysql": "EXPLAIN FORMAT=TRADITIONAL",  # MySQL 9 would answer with a tree
 }
+READS = "^(Handler_read|Handler_icp_attempts|Sort_rows)"
 LARGE = 400  # rows: what a statement about 50 may look at, of 5,000
 
 
@@ -86,50 +88,90 @@ def _sent(work: Callable[[], object]) -> list[tuple[str, Any, int | None]]:
     return [each for each in sent if "outbox_" in each[0]]
 
 
-def _rows_read() -> int | None:
+def _rows_read(on: Any = connection) -> int | None:
     """Return the rows that MySQL or MariaDB has read in this session; None on others."""
-    if connection.vendor != "mysql":
+    if on.vendor != "mysql":
         return None
     # Past Django's wrappers: the one that counts would count this too.
-    with contextlib.closing(connection.connection.cursor()) as cursor:
-        cursor.execute("SHOW SESSION STATUS LIKE 'Handler_read%'")
+    with contextlib.closing(on.connection.cursor()) as cursor:
+        cursor.execute(f"SHOW SESSION STATUS WHERE variable_name REGEXP '{READS}'")
         return sum(int(count) for _, count in cursor.fetchall())
 
 
-def effort(work: Callable[[], object]) -> int:
-    """Return what the statements of ``work`` cost on this database; undo what they did.
+@contextlib.contextmanager
+def undone(on: Any) -> Iterator[None]:
+    """Undo what a block does; a connection of the engine acts as if no transaction were open."""
+    if on is connection:
+        with transaction.atomic():
+            yield
+            transaction.set_rollback(True)
+        return
+    with on.cursor() as cursor:
+        cursor.execute("BEGIN")
+        try:
+            yield
+        finally:
+            cursor.execute("ROLLBACK")
+
+
+def effort(work: Callable[[], object], on: Any = connection) -> int:
+    """Return what the statements of ``work`` cost on a database; undo what they did.
 
     PostgreSQL counts rows that its plans read, MySQL and MariaDB reads, SQLite hundreds of steps.
     """
-    if connection.vendor == "postgresql":
-        return sum(_rows_in(sql, params) for sql, params in statements(work))
-    if connection.vendor == "mysql":
-        return sum(read or 0 for _, _, read in _sent(work))
-    counted = itertools.count()
-    with connection.cursor():
-        connection.connection.set_progress_handler(lambda: next(counted) and 0, 100)
-    try:
-        statements(work)
-    finally:
-        connection.connection.set_progress_handler(None, 0)
-    return next(counted)
+    cost = 0
+
+    def note(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        nonlocal cost
+        if on.vendor == "postgresql":
+            cost += sum(map(_rows_in, _analyzed(on, sql, params)))
+            return execute(sql, params, many, context)
+        before = _rows_read(on)
+        result = execute(sql, params, many, context)
+        cost += (_rows_read(on) or 0) - (before or 0)
+        return result
+
+    steps = itertools.count()
+    with undone(on):
+        if on.vendor == "sqlite":
+            on.connection.set_progress_handler(lambda: next(steps) and 0, 100)
+        try:
+            with on.execute_wrapper(note):
+                work()
+        finally:
+            if on.vendor == "sqlite":
+                on.connection.set_progress_handler(None, 0)
+    return cost + next(steps)
 
 
-def _rows_in(sql: str, params: Any) -> int:
-    with transaction.atomic(), connection.cursor() as cursor:
-        cursor.execute(f"EXPLAIN (ANALYZE, FORMAT JSON) {sql}", params)
-        (answer,) = cursor.fetchone()
-        transaction.set_rollback(True)
-    steps = nodes((answer if isinstance(answer, list) else json.loads(answer))[0]["Plan"])
-    removed = ("Rows Removed by Filter", "Rows Removed by Index Recheck")
-    return sum(
-        int(
-            (step["Actual Rows"] + sum(step.get(each, 0) for each in removed))
-            * step["Actual Loops"]
-        )
-        for step in steps
-        if "Scan" in step["Node Type"]
-    )
+def _analyzed(on: Any, sql: str, params: Any) -> list[dict[str, Any]]:
+    """Return the steps of a prepared statement as PostgreSQL carries them out; undo them.
+
+    It is prepared once for each connection: a plan that holds for any values is kept.
+    """
+    from psycopg import ClientCursor
+
+    number = itertools.count(1)
+    name = f"s{zlib.crc32(sql.encode())}"
+    body = re.sub("%[s%]", lambda found: f"${next(number)}" if found[0] == "%s" else "%", sql)
+    with ClientCursor(on.connection) as cursor:
+        cursor.execute("SELECT 1 FROM pg_prepared_statements WHERE name = %s", [name])
+        if not cursor.fetchone():
+            cursor.execute(f"PREPARE {name} AS {body}".encode())
+        given = f"({', '.join(['%s'] * len(params))})" if params else ""
+        cursor.execute("SAVEPOINT analyzed")
+        cursor.execute(f"EXPLAIN (ANALYZE, FORMAT JSON) EXECUTE {name}{given}", params)
+        ((answer,),) = cursor.fetchall()
+        cursor.execute("ROLLBACK TO SAVEPOINT analyzed")
+    return nodes((answer if isinstance(answer, list) else json.loads(answer))[0]["Plan"])
+
+
+def _rows_in(step: dict[str, Any]) -> int:
+    """Return how many rows a step of a plan has read or sorted."""
+    kinds = ("Filter", "Index Recheck", "Join Filter")
+    removed = sum(step.get(f"Rows Removed by {each}", 0) for each in kinds)
+    read = step["Actual Rows"] if re.search("Scan|Sort", step["Node Type"]) else 0
+    return int((read + removed) * step["Actual Loops"])
 
 
 def uses(index: str, sql: str, params: Any) -> int:

@@ -38,8 +38,8 @@ from django_outbox.sql.values import (
 FOLDER = Path(__file__).resolve().parent / "unit" / "statements"
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
 TEXT = "2026-01-02 03:04:05.000000"
-LEASES = {"a": NOW, "b": NOW}
-BRANCHES = [Branch("default", 10, 60.0, 1000), Branch("mail", 5)]
+LATER = datetime(2099, 1, 2, tzinfo=timezone.utc)
+BRANCHES = [Branch("default", 10, 3600.0, 1000), Branch("mail", 5)]
 SERVERS: dict[str, dict[str, Any]] = {
     "postgresql": {"vendor": "postgresql", "pg_version": 150000},
     "postgresql-18": {"vendor": "postgresql", "pg_version": 180000},
@@ -91,110 +91,117 @@ def row(columns: Sequence[str], **values: Any) -> tuple[Any, ...]:
     return tuple(known.get(name) for name in columns)
 
 
-def calls() -> dict[str, tuple[Callable[[Any], object], list[list[tuple[Any, ...]]]]]:
-    """Return what is called with a dialect and a connection, and what its statements answer."""
-    claimed_row = (*row(FULL), TEXT, None, TEXT)
-    stream_row = ("s", "default", 0, TEXT, None, TEXT)
+def names(prefix: str, count: int) -> list[str]:
+    return [f"{prefix}{n:03}" for n in range(count)]
+
+
+def calls(count: int = 2) -> dict[str, Callable[[Any], object]]:
+    """Return what is called with a dialect, about ``count`` rows.
+
+    The names of the rows say in what state they are where the statements are run.
+    """
+    held, free, keyed = names("held", count), names("free", count), names("keyed", count)
+    leases, streams = dict.fromkeys(held, NOW), dict.fromkeys(names(":held", count), NOW)
     failed = Decision(status=Status.RETRY, delay=5.0, spent=1, error="E", cause="c", history="[]")
-    endings = [Ending("a", NOW, 0, failed), Ending("b", NOW, 1, failed)]
-    given = [Unclaimed("a", NOW, NOW, "default"), Unclaimed("b", NOW, NOW, "mail")]
-    release = [Release("s", NOW, 7, None), Release("t", NOW, None, 5.0, "mail")]
+    given = [Unclaimed(each, NOW, NOW, f"q{n % 2}") for n, each in enumerate(held)]
+    first, *others = streams
+    release = [Release(first, NOW, 7, None)]
+    release += [Release(each, NOW, None, 5.0, "mail") for each in others]
     entry = Entry(at=NOW, kind="lost", number=1, by="w")
     route = Route("order.placed:mail", "d1", "mail", "mail")
-    both: list[list[tuple[Any, ...]]] = [[claimed_row, (*row(FULL, id="b"), TEXT, None, TEXT)]]
+    branches = [Branch("default", count, 3600.0, 500 * count), Branch("mail", 5)]
+    light = [Branch("default", count, 3600.0), Branch("mail", 5)]
+    by_stream = {"kind": LeaseKind.STREAM}
 
     def claim(**options: Any) -> Callable[[Any], object]:
         return lambda dialect: dialect.claim(Claim(me="w", lease=30.0, **options))
 
-    def streams(**options: Any) -> Callable[[Any], object]:
-        return lambda dialect: dialect.claim(
-            Claim(
-                table=STREAMS,
-                me="w",
-                lease=30.0,
-                branches=[Branch("default", 10, 60.0), Branch("mail", 5)],
-                **options,
-            )
-        )
-
-    def read(**options: Any) -> Callable[[Any], object]:
-        query = StreamQuery(me="w", streams={"s": NOW, "t": NOW}, limit=32, **options)
-        return lambda dialect: dialect.read_streams(query)
+    def read(method: str = "read_streams", **options: Any) -> Callable[[Any], object]:
+        query = StreamQuery(me="w", streams=streams, limit=32, **options)
+        return lambda dialect: getattr(dialect, method)(query)
 
     def named(method: str, **options: Any) -> Callable[[Any], object]:
         return lambda dialect: getattr(dialect, method)(**options)
 
-    keyed = {"kind": LeaseKind.STREAM}
-    heads: list[list[tuple[Any, ...]]] = [[("s", 7, TEXT)], [(*row(KEYED, stream="s", seq=7), 9)]]
+    def settle(ids: Sequence[str], **options: Any) -> Callable[[Any], object]:
+        endings = [Ending(each, NOW, n % 2, failed) for n, each in enumerate(ids)]
+        return named("settle", me="w", endings=endings, **options)
+
     return {
-        "claim what is due": (claim(branches=BRANCHES), [*both, [(1,)], [("a",)]]),
-        "claim what is due at a time": (claim(branches=BRANCHES[:1], at=NOW), both),
-        "claim by id": (
-            claim(ids=["a", "b"], skip_recent=0.5, exclude=["c"]),
-            [[(*row(FULL), TEXT, None, TEXT)]],
+        "claim what is due": claim(branches=branches),
+        "claim what is due at a time": claim(branches=branches[:1], at=LATER),
+        "claim by id": claim(ids=held, skip_recent=0.5, exclude=["other"]),
+        "claim streams": claim(table=STREAMS, branches=light),
+        "claim streams, some excluded": claim(table=STREAMS, branches=light, exclude=[":x"]),
+        "read streams": read(),
+        "read streams, dead and due alone": read(dead_too=True, only_due_retries=True),
+        "next retries": read("next_retries", dead_too=True),
+        "renew": named("renew", me="w", leases=leases, lease=30.0),
+        "renew streams": named("renew", me="w", leases=streams, lease=30.0, table=STREAMS),
+        "release": named("release", me="w", leases=leases),
+        "release when the lease ends": named("release", me="w", leases=leases, after=None),
+        "release each as it was": named("unclaim", me="w", due=given),
+        "release streams": named("release_streams", me="w", streams=release),
+        "hand streams back": named("release", me="w", leases=streams, after=1.0, table=STREAMS),
+        "settle as done": named("settle_done", me="w", ids=held),
+        "settle as done, with a key": named("settle_done", me="w", ids=keyed, **by_stream),
+        "delete what is done": named("delete_done", me="w", ids=held),
+        "settle": settle(held),
+        "settle, with a key": settle(keyed, **by_stream),
+        "route rows": named(
+            "route_rows",
+            me="w",
+            leases=dict.fromkeys(keyed, NOW),
+            route=route,
+            receipt="d1",
+            **by_stream,
         ),
-        "claim streams": (streams(), [[stream_row, ("t", *stream_row[1:])], [(1,)], [("s",)]]),
-        "claim streams, some excluded": (streams(exclude=["x"]), []),
-        "read streams": (read(), heads),
-        "read streams, dead and due alone": (read(dead_too=True, only_due_retries=True), heads),
-        "next retries": (
-            lambda dialect: dialect.next_retries(
-                StreamQuery(me="w", streams=LEASES, limit=32, dead_too=True)
-            ),
-            [],
+        "add rows": named("add_rows", ids=held, route=route, receipt="d1"),
+        "lock an event": named("lock_event", event_id=held[0]),
+        "lock rows": named("lock_rows", ids=held),
+        "note a receipt": named("note_receipt", ids=held[:1], receipt="d1"),
+        "note a lost worker": named("note_lost", me="w", leases=leases, entry=entry),
+        "keep a stream suspected": named("keep_suspected", me="w", leases=streams, rescues=2),
+        "read what is pending in slots": named(
+            "pending_in_slots", slots=["?d1:a", "?d1:b"], me="w"
         ),
-        "renew": (named("renew", me="w", leases=LEASES, lease=30.0), [[], [(NOW,)]]),
-        "renew streams": (
-            named("renew", me="w", leases=LEASES, lease=30.0, table=STREAMS),
-            [[], [(NOW,)]],
+        "lease the newest of slots": named(
+            "lease_free", me="w", ids=free, locked_at=NOW, lease=30.0, rescues=1
         ),
-        "release": (named("release", me="w", leases=LEASES), []),
-        "release when the lease ends": (named("release", me="w", leases=LEASES, after=None), []),
-        "release each as it was": (named("unclaim", me="w", due=given), []),
-        "release streams": (named("release_streams", me="w", streams=release), [[("s", None)]]),
-        "hand streams back": (
-            named("release", me="w", leases=LEASES, after=1.0, table=STREAMS),
-            [],
-        ),
-        "settle as done": (named("settle_done", me="w", ids=["a", "b"]), []),
-        "settle as done, with a key": (named("settle_done", me="w", ids=["a", "b"], **keyed), []),
-        "delete what is done": (named("delete_done", me="w", ids=["a", "b"]), []),
-        "settle": (named("settle", me="w", endings=endings), []),
-        "settle, with a key": (named("settle", me="w", endings=endings, **keyed), []),
-        "route rows": (
-            named("route_rows", me="w", leases=LEASES, route=route, receipt="d1", **keyed),
-            [],
-        ),
-        "add rows": (named("add_rows", ids=["a", "b"], route=route, receipt="d1"), []),
-        "lock an event": (named("lock_event", event_id="a"), []),
-        "lock rows": (named("lock_rows", ids=["a", "b"]), []),
-        "note a receipt": (named("note_receipt", ids=["a"], receipt="d1"), []),
-        "note a lost worker": (named("note_lost", me="w", leases=LEASES, entry=entry), []),
-        "keep a stream suspected": (named("keep_suspected", me="w", leases=LEASES, rescues=2), []),
-        "read what is pending in slots": (
-            named("pending_in_slots", slots=["?d1:a", "?d1:b"], me="w"),
-            [],
-        ),
-        "lease the newest of slots": (
-            named("lease_free", me="w", ids=["a", "b"], locked_at=NOW, lease=30.0, rescues=1),
-            [],
-        ),
-        "end what is coalesced": (
-            named("end_coalesced", me="w", ids=["a", "b"], locked_at=NOW),
-            [],
-        ),
-        "find suspects": (named("suspects", me="w", queues=["default", "mail"], limit=100), []),
-        "when is the next due": (named("seconds_to_next_due", queues=["default"], since=1.0), []),
-        "is anything due": (named("has_due", queue="default"), []),
-        "other queues": (named("other_queues", known=["default"]), [[("mail",)], []]),
-        "move events": (named("move", table=EVENTS, of="a", queue="b", limit=9), [[("a",)]]),
-        "move streams": (named("move", table=STREAMS, of="a", queue="b", limit=9), [[("s",)]]),
-        "wake streams": (named("wake_streams", streams=[":a", "l:b"]), []),
-        "number events": (named("number", places=[(":a", 2, "default"), (":b", 1, None)]), []),
-        "resume": (named("resume", ids=["a", "b"]), []),
-        "take a named lease": (named("take_lease", name="purge", me="w", lease=30.0), []),
-        "delete events": (named("delete", table="outbox_event", ids=["a", "b"]), []),
-        "delete streams": (named("delete", table="outbox_stream", ids=["s", "t"]), []),
+        "end what is coalesced": named("end_coalesced", me="w", ids=free, locked_at=NOW),
+        "find suspects": named("suspects", me="w", queues=["default", "mail"], limit=count),
+        "when is the next due": named("seconds_to_next_due", queues=["default"], since=1.0),
+        "is anything due": named("has_due", queue="default"),
+        "other queues": named("other_queues", known=["default"]),
+        "move events": named("move", table=EVENTS, of="old", queue="new", limit=count),
+        "move streams": named("move", table=STREAMS, of="old", queue="new", limit=count),
+        "wake streams": named("wake_streams", streams=[":idle", "lane:idle"]),
+        "number events": named("number", places=[(":idle", 2, "default"), (":new", 1, None)]),
+        "resume": named("resume", ids=names("postponed", count)),
+        "take a named lease": named("take_lease", name="purge", me="w", lease=30.0),
+        "delete events": named("delete", table="outbox_event", ids=held),
+        "delete streams": named("delete", table="outbox_stream", ids=[*streams]),
+    }
+
+
+def answers() -> dict[str, list[list[tuple[Any, ...]]]]:
+    """Return what the statements of some calls answer; those of others, nothing."""
+    claimed, stream = (*row(FULL), TEXT, None, TEXT), ("s", "default", 0, TEXT, None, TEXT)
+    both = [claimed, (*row(FULL, id="b"), TEXT, None, TEXT)]
+    heads = [[("s", 7, TEXT)], [(*row(KEYED, stream="s", seq=7), 9)]]
+    return {
+        "claim what is due": [both, [(1,)], [("a",)]],
+        "claim what is due at a time": [both],
+        "claim by id": [[claimed]],
+        "claim streams": [[stream, ("t", *stream[1:])], [(1,)], [("s",)]],
+        "read streams": heads,
+        "read streams, dead and due alone": heads,
+        "renew": [[], [(NOW,)]],
+        "renew streams": [[], [(NOW,)]],
+        "release streams": [[("s", None)]],
+        "other queues": [[("mail",)]],
+        "move events": [[("a",)]],
+        "move streams": [[("s",)]],
     }
 
 
@@ -202,10 +209,11 @@ def sent(server: str) -> Iterator[str]:
     """Yield the statements that a server gets, each behind the comment that says what it is for."""
     facts = SERVERS[server]
     quote = "`" if facts["vendor"] == "mysql" else '"'
-    for name, (call, answers) in calls().items():
+    answered = answers()
+    for name, call in calls().items():
         connection = Server(quote, facts)
         if facts["vendor"] != "postgresql" or not name.startswith(AT_ONCE):
-            connection.answers = [[*each] for each in answers]
+            connection.answers = [*answered.get(name, [])]
         call(DIALECTS[facts["vendor"]](connection))  # type: ignore[arg-type]
         yield f"-- {name}"
         yield from (f"{sql};" for sql in connection.sent)

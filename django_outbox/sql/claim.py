@@ -293,5 +293,5 @@ class EventLeases(Statements):
 
     @property
     def _event_by_id(self) -> str:
-        """Return the event table as ``e``, for an UPDATE by id, with any index hint it needs."""
-        return f"{self._event} AS e"
+        """Return the event table as ``e``, for an UPDATE by id."""
+        return self.by_id.format(self._event)

@@ -36,7 +36,8 @@ class MySQL(MySQLServer, Dialect):
     by_queue = ""
     rows_at_once = 100  # a CASE with a branch per row makes the cost quadratic
     _skips_until = 0.0  # monotonic
-    deleted_by_id = "e FROM {0} e FORCE INDEX (PRIMARY)"
+    by_id = "{0} e FORCE INDEX (PRIMARY)"
+    deleted_by_id = f"e FROM {by_id}"
     joined = "CONCAT({}, {})"
     on_conflict = "ON DUPLICATE KEY UPDATE"
     noted = "LAST_INSERT_ID({})"
@@ -123,10 +124,6 @@ class MySQL(MySQLServer, Dialect):
     def _by_due(self, table: Table) -> str:
         hint = f"FORCE INDEX ({index_name(f'{table.name}_queue')})"
         return f"{self._table(table.name)} {hint}"
-
-    @property
-    def _event_by_id(self) -> str:
-        return f"{self._event} e FORCE INDEX (PRIMARY)"
 
     def _has_due_time(self, column: str) -> str:
         return "1 = 1"  # the index has all rows, those without a due time first

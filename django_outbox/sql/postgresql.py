@@ -131,28 +131,30 @@ class PostgreSQL(PostgreSQLServer, Dialect):
         )
 
     def _update_each(self, update: EachUpdate) -> SQL:
-        table, given, changes, where = update
-        columns, key = ", ".join(each.name for each in given), given[0].name
-        row = f"({', '.join(f'%s::{each.kind}' for each in given)})"
+        given = update.given
         rows = [*zip(*[each.values for each in given], strict=True)]
-        sql = f"""WITH v ({columns}) AS (VALUES {", ".join([row] * len(rows))})
-            UPDATE {self._table(table)} e SET {changes} FROM v
-            WHERE e.{key} = v.{key} AND {where[0]}"""
-        return sql, [*chain.from_iterable(rows), *where[1]]
+        row = f"({', '.join(f'%s::{each.kind}' for each in given)})"
+        values = f"(VALUES {', '.join([row] * len(rows))})"
+        return self._update_locked(update, (values, [*chain.from_iterable(rows)]), "FOR UPDATE")
 
     def _update_each_unlocked(self, update: EachUpdate) -> SQL:
-        table, given, changes, where = update
-        columns, key = ", ".join(each.name for each in given), given[0].name
-        name = self._table(table)
+        arrays = ", ".join(f"%s::{each.kind}[]" for each in update.given)
+        given: SQL = (f"unnest({arrays})", [[*each.values] for each in update.given])
+        return self._update_locked(update, given, "FOR UPDATE SKIP LOCKED")
+
+    def _update_locked(self, update: EachUpdate, given: SQL, lock: str) -> SQL:
+        table, columns, changes, where = update
+        name, key = self._table(table), columns[0].name
         # LATERAL finds each by key: a join compared them with every stream, 150 ms for 400. No more
-        # conditions at the end: the rows are locked, and a planner that expects few would scan.
-        arrays = ", ".join(f"%s::{each.kind}[]" for each in given)
+        # conditions at the end: the rows are locked, and a planner that expects few would scan. And
+        # one more on what is locked, so that few are expected of it: a plan made for an empty table
+        # joined many with all rows.
         sql = f"""WITH v AS MATERIALIZED (
-                SELECT v.* FROM unnest({arrays}) v ({columns}), LATERAL (
-                    SELECT 1 FROM {name} e WHERE e.{key} = v.{key} AND {where[0]}
-                    FOR UPDATE SKIP LOCKED) unlocked)
+                SELECT v.* FROM {given[0]} v ({", ".join(each.name for each in columns)}), LATERAL (
+                    SELECT e.{key} FROM {name} e WHERE e.{key} = v.{key} AND {where[0]} {lock}
+                ) locked WHERE locked.{key} = v.{key})
             UPDATE {name} e SET {changes} FROM v WHERE e.{key} = v.{key}"""
-        return sql, [*([*each.values] for each in given), *where[1]]
+        return sql, [*given[1], *where[1]]
 
     def _in_queue(
         self, queue: str, *, column: str, after: SQL | None = None, until: SQL | None = None

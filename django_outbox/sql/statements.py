@@ -37,6 +37,7 @@ class Statements(ABC):
     by_queue: str = "queue, "
     rows_at_once: int = 500  # that an UPDATE changes, each by values of its own
     united, first_united = " UNION ALL ", ""  # between the parts of a UNION, and before the first
+    by_id = "{0} AS e"  # a table for an UPDATE by primary key, with any index hint it needs
     deleted_by_id = "FROM {0} AS e"  # what a DELETE by primary key deletes
     owned_by_key: str = ""  # end of the fence's subquery, where the planner needs one
 

@@ -93,7 +93,8 @@ class StreamLeases(EventLeases):
         Return how many ``me`` still held.
         """
         mine, params = self._leased("outbox_stream", me, leases)
-        return self._run(f"UPDATE {self._stream} SET rescues = %s WHERE {mine}", [rescues, *params])
+        sql = f"UPDATE {self.by_id.format(self._stream)} SET rescues = %s WHERE {mine}"
+        return self._run(sql, [rescues, *params])
 
     def release_streams(self, *, me: str, streams: Sequence[Release]) -> set[str]:
         """Release streams whose version and lease are those that were read; return their names.

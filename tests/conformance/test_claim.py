@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import gc
-import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.db import connection, connections, transaction
 
-from django_outbox.conf import current, index_name
+from django_outbox.conf import current
 from django_outbox.events import stored_instant
 from django_outbox.listeners.outcomes import DONE, Decision, Status
-from django_outbox.models import OutboxEvent, OutboxStream
+from django_outbox.models import OutboxEvent
 from django_outbox.sql import dialect_of, engine_connection
-from django_outbox.sql.values import EVENTS, Claim, RescueState
+from django_outbox.sql.values import EVENTS, RescueState
 from django_outbox.worker import settler
 from tests import databases
-from tests.plans import analyze, large_steps
 from tests.table import (
     claim,
     claimed,
@@ -368,26 +366,6 @@ def test_a_hand_back_clears_the_owner_and_counts_nothing(after: float | None) ->
     assert dialect().settle_all(me="me", endings=endings(decisions)) == 0
 
 
-@pytest.mark.skipif(
-    "connection.vendor == 'sqlite'", reason="an open SQLite transaction keeps every writer out"
-)
-@pytest.mark.parametrize("after", [None, 0.0, 1.0])
-def test_a_hand_back_passes_over_what_somebody_has_locked(after: float | None) -> None:
-    locked, free = insert(2)
-    claim("me")
-
-    def lock() -> None:
-        OutboxEvent.objects.select_for_update().get(pk=locked)
-
-    def hand_back() -> int:
-        held = leases([locked, free])
-        return int(dialect().release(me="me", leases=held, after=after))
-
-    with elsewhere(lock):
-        assert in_thread(hand_back).result(5) == 1
-    assert [row(each).locked_by for each in (locked, free)] == ["me", None]
-
-
 # -- settle ----------------------------------------------------------------------------------------
 
 
@@ -504,58 +482,6 @@ def next_due() -> dict[str, float]:
     return found
 
 
-# -- query plans -----------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def due_among_many() -> list[str]:
-    """Insert 5,000 rows, nearly all of them DONE; return the ids that are due."""
-    payload = json.dumps({"text": "as long as payloads are " * 20})
-    insert(4800, due=None, status=Status.DONE, done_at=now(), payload=payload)
-    insert(150, due=3600, payload=payload)
-    due = insert(50, due=-1, payload=payload)
-    later = now() + timedelta(hours=1)
-    OutboxStream.objects.bulk_create(
-        [
-            *(
-                OutboxStream(stream=f":idle-{number}", key=f"idle-{number}", seq=1)
-                for number in range(3000)
-            ),
-            *(
-                OutboxStream(stream=f":later-{number}", key=f"later-{number}", seq=1, due_at=later)
-                for number in range(20)
-            ),
-        ]
-    )
-    analyze(OutboxEvent)
-    analyze(OutboxStream)  # not what the planner guesses of an empty table
-    return due
-
-
-def test_no_statement_reads_or_sorts_the_whole_table(due_among_many: list[str]) -> None:
-    due = due_among_many
-    some = due[:20]
-    held, retries = leases(some), endings((event_id, RETRY) for event_id in some)
-    works: dict[str, Callable[[], object]] = {
-        "claim": lambda: claim(limit=20),
-        "big claim": lambda: claim(limit=500),
-        "watermark": lambda: claim(limit=20, since=600.0),
-        "skip recent": lambda: claim(limit=20, skip_recent=0.5),
-        "suspect": lambda: claim(limit=1, state=RescueState.SUSPECT),
-        "hot": lambda: claim(ids=some),
-        "at": lambda: claim(limit=20, at=now()),
-        "suspects": lambda: suspects(limit=2000),
-        "next due": next_due,
-        "done": lambda: dialect().settle_done(me="me", ids=[*held]),
-        "delete": lambda: dialect().delete_done(me="me", ids=[*held]),
-        "settle": lambda: dialect().settle(me="me", endings=retries),
-        "release": lambda: dialect().release(me="me", leases=held),
-        "renew": lambda: dialect().renew(me="me", leases=held, lease=9),
-        "hand back": lambda: dialect().release(me="me", leases=held, after=1.0),
-    }
-    assert large_steps(works) == {}
-
-
 @pytest.mark.skipif(connection.vendor != "sqlite", reason="others have their plans at the server")
 def test_statements_of_every_length_do_not_pile_up() -> None:
     """Each list length is a statement of its own, and the driver keeps every compiled one."""
@@ -573,47 +499,6 @@ def test_statements_of_every_length_do_not_pile_up() -> None:
         assert 0 < kept() - before <= 40
     finally:
         own.close()
-
-
-@pytest.mark.skipif(connection.vendor != "postgresql", reason="others plan each statement anew")
-def test_a_plan_made_for_an_empty_table_holds_for_a_full_one() -> None:
-    """The engine prepares its statements, so a plan made early must suit the table later."""
-    own = engine_connection("default", lock_wait=1)
-    works: list[tuple[Claim, str]] = [
-        (due_claim(limit=20), "outbox_event_queue"),
-        (due_claim(limit=20, since=1.0, skip_recent=1.0), "outbox_event_queue"),
-        (due_claim(limit=20, most_bytes=9), "outbox_event_queue"),
-        (due_claim(ids=["a", "b"]), "outbox_event_pkey"),
-    ]
-    try:
-        with own.cursor() as cursor:  # otherwise the table's statistics decide whether there is one
-            cursor.execute("SET plan_cache_mode = force_generic_plan")
-        for given, _name in works:
-            for _ in range(12):  # beyond PREPARE_AFTER
-                assert dialect_of(own).claim(given).rows == []
-        with own.cursor() as cursor:
-            cursor.execute(
-                "SELECT name, array_length(parameter_types, 1) FROM pg_prepared_statements "
-                "WHERE statement LIKE '%FOR UPDATE SKIP LOCKED%' AND generic_plans > 0 "
-                "ORDER BY prepare_time"
-            )
-            prepared = cursor.fetchall()
-            assert len(prepared) == len(works)
-            insert(4800, due=None, status=Status.DONE, done_at=now())
-            for (name, number), (_given, index) in zip(prepared, works, strict=True):
-                nulls = ", ".join(["NULL"] * number)
-                cursor.execute(f"EXPLAIN EXECUTE {name} ({nulls})")
-                plan = "\n".join(line for (line,) in cursor.fetchall())
-                assert index_name(index) in plan or index in plan
-                assert "Seq Scan" not in plan and "Bitmap" not in plan
-    finally:
-        own.close()
-
-
-def test_a_scan_would_be_seen(due_among_many: list[str]) -> None:
-    """``large_steps`` itself works: it reports a filter on a column without an index."""
-    scan = lambda: [*OutboxEvent.objects.filter(tenant_id="north")]  # noqa: E731 - like the others
-    assert large_steps({"scan": scan})
 
 
 # -- memory of a claim -----------------------------------------------------------------------------

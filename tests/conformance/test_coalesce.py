@@ -12,15 +12,13 @@ from django.db import connection, transaction
 from django.test import override_settings
 
 import django_outbox as outbox
-from django_outbox.events import slot_of
 from django_outbox.listeners import registry
 from django_outbox.listeners.outcomes import COALESCED, Status
 from django_outbox.models import OutboxEvent, OutboxPause, OutboxStream
 from django_outbox.sql import dialect_of
 from django_outbox.worker.coalescing import coalesce_and_complete
 from django_outbox.worker.held import Held
-from tests.conformance.test_queue_sql import plans_of_the_engine
-from tests.plans import analyze, large_steps, sent
+from tests.plans import sent
 from tests.table import (
     PLACED,
     claim,
@@ -41,7 +39,6 @@ from tests.test_pause import pause
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-__all__ = ["plans_of_the_engine"]  # fixtures
 
 PAGE = "index:page:7"
 not_sqlite = pytest.mark.skipif(
@@ -183,20 +180,6 @@ def test_of_thousands_in_a_slot_only_the_newest_runs() -> None:
         assert outbox.drain() == 1
     assert seen == [1]
     assert ended(one.pk, *ids) == [one.pk, *ids[:-1]]
-
-
-@pytest.mark.usefixtures("plans_of_the_engine")
-def test_a_slot_is_found_by_its_index() -> None:
-    slotted(5000, slot_of("a", "many"))
-    few = slotted(50, slot_of("a", "few"))
-    analyze(OutboxEvent)
-    by, dialect, at = {"me": "me", "locked_at": now()}, dialect_of(connection), slot_of("a", "few")
-    works = {
-        "read": lambda: dialect.pending_in_slots(slots=[at], me="me"),
-        "lease": lambda: dialect.lease_free(ids=few, lease=30, rescues=0, **by),
-        "end": lambda: dialect.end_coalesced(ids=few, **by),
-    }
-    assert not large_steps(works)
 
 
 # -- retries, deaths, people -----------------------------------------------------------------------

@@ -13,7 +13,7 @@ from django_outbox.listeners.history import Entry
 from django_outbox.listeners.outcomes import DONE, Decision, Status
 from django_outbox.listeners.queues import Route
 from django_outbox.models import OutboxEvent, OutboxStream
-from django_outbox.sql import dialect_of, engine_connection
+from django_outbox.sql import dialect_of
 from django_outbox.sql.values import STREAMS as STREAM_TABLE
 from django_outbox.sql.values import Ending, LeaseKind, Release, StreamQuery, Unclaimed
 from tests.cases import cases
@@ -193,30 +193,3 @@ def test_each_claim_is_a_lease_of_its_own() -> None:
     take_streams()
     assert leases([event_id])[event_id] > later
     assert stream_leases([":a"])[":a"] > later
-
-
-@pytest.mark.skipif("connection.vendor != 'postgresql'", reason="others plan each statement anew")
-def test_the_fence_of_a_stream_is_looked_up_by_its_key_whatever_the_values() -> None:
-    """A plan for any values joined from all streams, and repeated the list of ids for each."""
-    own = engine_connection("default", lock_wait=1)
-    given, kind = ["a", now()], {"kind": LeaseKind.STREAM}
-    works = [*DONE_BY.values(), KEYED["retried"], KEYED["routed"], KEYED["noted in the history"]]
-    try:
-        with own.cursor() as cursor:  # otherwise the table's statistics decide whether there is one
-            cursor.execute("SET plan_cache_mode = force_generic_plan")
-        for work in works:
-            for _ in range(12):  # beyond PREPARE_AFTER
-                work(dialect_of(own), *given, **kind)
-        with own.cursor() as cursor:
-            cursor.execute(
-                "SELECT name, array_length(parameter_types, 1) FROM pg_prepared_statements "
-                "WHERE statement LIKE '%owned%' AND generic_plans > 0"
-            )
-            prepared = cursor.fetchall()
-            assert len(prepared) >= len(works)
-            for name, number in prepared:
-                cursor.execute(f"EXPLAIN EXECUTE {name} ({', '.join(['NULL'] * number)})")
-                plan = "\n".join(line for (line,) in cursor.fetchall())
-                assert "SubPlan" in plan and "outbox_stream" in plan, plan
-    finally:
-        own.close()

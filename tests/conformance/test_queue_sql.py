@@ -26,7 +26,6 @@ from tests.table import (
     claim,
     claimed,
     due_claim,
-    elsewhere,
     endings,
     ids_of,
     in_thread,
@@ -347,18 +346,6 @@ def test_what_is_due_moves_to_another_queue() -> None:
     assert ids_of(claim(queue="b")) == [due]
 
 
-@not_sqlite
-def test_a_move_passes_over_what_is_locked() -> None:
-    locked, free = insert(2, due=-1, queue="a")
-
-    def move() -> int:
-        return int(dialect().move(EVENTS, of="a", queue="b", limit=9))
-
-    with elsewhere(lambda: OutboxEvent.objects.filter(pk=locked).update(tenant_id="locked")):
-        assert in_thread(move).result(10) == 1
-    assert queues_of(locked, free) == ["a", "b"]
-
-
 def test_due_streams_move_to_another_queue() -> None:
     for key, due in (("1", -9.0), ("2", -5.0), ("3", -1.0), ("later", 60.0), ("idle", None)):
         keyed(key, due=due)
@@ -368,20 +355,6 @@ def test_due_streams_move_to_another_queue() -> None:
     assert [move(), move(), move()] == [2, 1, 0]  # those due first
     found = dict(OutboxStream.objects.values_list("key", "queue"))
     assert found == {"1": "b", "2": "b", "3": "b", "later": "a", "idle": "a", "other": "default"}
-
-
-@not_sqlite
-def test_a_move_of_streams_passes_over_what_a_writer_has_locked() -> None:
-    for key in ("held", "free"):
-        keyed(key, due=-1)
-    in_queue("a", "held", "free")
-
-    def move() -> int:
-        return int(dialect().move(STREAMS, of="a", queue="b", limit=9))
-
-    with elsewhere(lambda: keyed("held")):
-        assert in_thread(move).result(10) == 1
-    assert (stream("held").queue, stream("free").queue) == ("a", "b")
 
 
 # -- queues that are not known, and what is due ----------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any
@@ -18,7 +18,6 @@ from django_outbox.listeners.queues import Route
 from django_outbox.models import OutboxEvent, OutboxStream
 from django_outbox.sql import dialect_of, engine_connection
 from django_outbox.sql.values import KEYED, STREAMS, LeaseKind, RescueState, StreamQuery
-from tests.plans import analyze, explain, large_steps, statements
 from tests.table import (
     claim,
     elsewhere,
@@ -29,7 +28,6 @@ from tests.table import (
     insert,
     keyed,
     leases,
-    multiply,
     names,
     now,
     releases,
@@ -443,28 +441,6 @@ def test_a_hand_back_clears_the_owner_of_a_stream(after: float | None) -> None:
     assert settle(event_id) == 0
 
 
-@NO_SESSIONS
-def test_a_hand_back_waits_for_no_business_transaction() -> None:
-    for key in "ab":
-        keyed(key)
-    take()
-
-    def lock() -> None:
-        OutboxStream.objects.select_for_update().get(stream__of_key="a")
-
-    def hand_back() -> int:
-        own = engine_connection("default", lock_wait=1)
-        try:
-            held = stream_leases([":a", ":b"])
-            return int(dialect_of(own).release(me="me", leases=held, after=1.0, table=STREAMS))
-        finally:
-            own.close()
-
-    with elsewhere(lock):
-        assert in_thread(hand_back).result(5) == 1
-    assert [stream(key).locked_by for key in "ab"] == ["me", None]
-
-
 # -- renew -----------------------------------------------------------------------------------------
 
 
@@ -653,79 +629,6 @@ def test_r3_the_events_are_read_after_the_claim_in_a_snapshot_of_their_own() -> 
     ]
     assert claims
     assert not any("outbox_event" in sql for sql in claims)
-
-
-# -- by their index --------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def streams_among_many() -> Sequence[str]:
-    """20,000 streams, 40 of them due; half of all rows behind one key."""
-    clock = now()
-    multiply(OutboxStream(stream=":idle", key="idle", seq=1), [f":idle-{n}" for n in range(20_000)])
-    multiply(
-        OutboxStream(stream=":later", key="later", seq=1, due_at=clock + timedelta(seconds=3600)),
-        [f":later-{n}" for n in range(200)],
-    )
-    rows = {"due": None, "first_due_at": clock}
-    due = [f"due-{n}" for n in range(40)]
-    for key in due:
-        keyed(key, due=-1)
-    for n in range(20):
-        insert(150, **rows, status=1, done_at=clock, key=f"idle-{n}", seq=1)
-    insert(1900, **rows, status=1, done_at=clock, key="blocked", seq=1)
-    keyed("blocked")
-    insert(5000, due=None, key="blocked", seq=2, counted="seq", event_type="x")
-    for model in (OutboxEvent, OutboxStream):
-        analyze(model)
-    return due
-
-
-def test_no_statement_reads_or_sorts_the_whole_table(streams_among_many: Sequence[str]) -> None:
-    due = streams_among_many
-    some = due[:10]
-    ids = [*OutboxEvent.objects.filter(key__in=some).values_list("pk", flat=True)]
-    retries = endings((event_id, RETRY) for event_id in ids)
-    held, streams = leases(ids), stream_leases(names(*due[:20]))
-    given = releases(*((each, 1, None) for each in streams))
-    works: dict[str, Callable[[], object]] = {
-        "claim": lambda: take(limit=20),
-        "next due": next_due,
-        "read": lambda: (take(), read(*some, limit=30)),
-        "read dead too": lambda: (take(), read(*some, limit=30, dead_too=True)),
-        "read due": lambda: (take(), read(*due[:20], limit=30, only_due_retries=True)),
-        "done": lambda: dialect().settle_done(me="me", ids=[*held], kind=LeaseKind.STREAM),
-        "settle": lambda: dialect().settle(me="me", endings=retries, kind=LeaseKind.STREAM),
-        "suspects": lambda: dialect().suspects(me="me", queues=["default"], limit=2000),
-        "suspect": lambda: take(limit=1, state=RescueState.SUSPECT),
-        "keep suspected": lambda: dialect().keep_suspected(me="me", leases=streams, rescues=2),
-        "release": lambda: dialect().release_streams(me="me", streams=given),
-        "renew": lambda: dialect().renew(me="me", leases=streams, lease=9, table=STREAMS),
-        "route": lambda: dialect().route_rows(me="me", leases=held, route=ROUTE, receipt="r"),
-        "further rows": lambda: dialect().add_rows(ids=ids, route=ROUTE, receipt="r"),
-        "rows of an event": lambda: dialect().lock_event(ids[0]),
-        "receipt": lambda: dialect().note_receipt(ids=ids, receipt="r"),
-        "hand back": lambda: dialect().release(me="me", leases=streams, after=1.0, table=STREAMS),
-    }
-    assert large_steps(works) == {}
-
-
-def test_a_key_with_thousands_behind_it_is_read_by_its_head(
-    streams_among_many: Sequence[str],
-) -> None:
-    take()
-    work = lambda: read("blocked", limit=30, dead_too=True)  # noqa: E731 - explained, then run
-    if connection.vendor != "mysql":  # MySQL and MariaDB ignore LIMIT in the estimate
-        assert large_steps({"read": work}) == {}
-        return
-    plans = [step for sql, params in statements(work) for step in explain(sql, params)]
-    assert {each["type"] for each in plans} & {"ALL", "index"} == set()
-    with connection.cursor() as cursor:
-        cursor.execute("FLUSH STATUS")
-    assert len(work()["blocked"].rows) == 30
-    with connection.cursor() as cursor:
-        cursor.execute("SHOW SESSION STATUS LIKE 'Handler_read%'")
-        assert sum(int(count) for _, count in cursor.fetchall()) < 100
 
 
 # -- stopped half-way ------------------------------------------------------------------------------

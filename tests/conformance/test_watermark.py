@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,11 +11,10 @@ from django.db import connection
 import django_outbox as outbox
 from django_outbox import doorbell
 from django_outbox.conf import CENTURY
-from django_outbox.listeners.outcomes import DONE, Decision, Status
-from django_outbox.sql import dialect_of, engine_connection
-from django_outbox.sql.values import Claimed, Found, LeaseKind
+from django_outbox.sql import dialect_of
+from django_outbox.sql.values import Claimed, Found
 from django_outbox.worker.throttle import Throttle
-from tests.table import claimed, endings, insert, keyed, listening, statuses, stream_claim, write
+from tests.table import claimed, insert, keyed, listening, statuses, stream_claim, write
 from tests.test_hot import engine_statements
 from tests.test_watermark import FAR, pause_for
 from tests.waiting import wait_until
@@ -88,52 +86,3 @@ def begins_late(sql: str, params: Any) -> bool:
     if "b.age" in sql:  # PostgreSQL's claim has the bounds of all branches in an array
         return not any(CENTURY in each for each in params if isinstance(each, list))
     return bool(re.search(r"(available_at|due_at)\)? >= ", sql)) and "'-infinity'" not in sql
-
-
-# -- other throttled queries -----------------------------------------------------------------------
-
-
-on_postgresql = pytest.mark.skipif(
-    connection.vendor != "postgresql", reason="its planner's choices"
-)
-
-
-def plan_of_settling(ids: Sequence[str], decision: Decision) -> str:
-    """Return PostgreSQL's plan for the settle as an engine session sends it."""
-    sent = list[tuple[str, Any]]()
-
-    def note(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
-        sent.append((sql, params))
-        return execute(sql, params, many, context)
-
-    own = engine_connection("default", lock_wait=1)
-    try:
-        with own.execute_wrapper(note):
-            decisions = [(each, decision) for each in ids]
-            dialect_of(own).settle_all(me="me", endings=endings(decisions), kind=LeaseKind.STREAM)
-        with own.cursor() as cursor:
-            cursor.execute(f"EXPLAIN {sent[0][0]}", sent[0][1])
-            return "\n".join(line for (line,) in cursor.fetchall())
-    finally:
-        own.close()
-
-
-@pytest.mark.django_db(transaction=True)
-@on_postgresql
-def test_the_fence_of_keyed_events_is_looked_at_by_key_and_not_joined() -> None:
-    """A join would begin with all streams, whose index is long while a snapshot is open."""
-    plan = plan_of_settling(keyed("a", 3), DONE)
-    assert "SubPlan" in plan and "outbox_event_pkey" in plan
-    assert "Join" not in plan and "Nested Loop" not in plan
-
-
-@pytest.mark.django_db(transaction=True)
-@on_postgresql
-def test_what_was_decided_is_written_row_by_row_however_few_rows_there_are() -> None:
-    """To join few rows, PostgreSQL reads a whole index, which is long while a snapshot is open."""
-    ids = keyed("a", 100)
-    with connection.cursor() as cursor:
-        cursor.execute("ANALYZE outbox_event")
-    plan = plan_of_settling(ids, Decision(status=Status.RETRY, delay=60.0))
-    assert "Nested Loop" in plan and "outbox_event_pkey" in plan
-    assert "Hash" not in plan and "Merge" not in plan

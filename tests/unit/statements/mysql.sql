@@ -706,7 +706,8 @@ WHERE id IN (%s, %s)
 
 -- keep a stream suspected
 
-UPDATE `outbox_stream`
+UPDATE `outbox_stream` e
+FORCE INDEX (PRIMARY)
 SET rescues = %s
 WHERE stream IN (%s, %s)
   AND locked_by = %s

@@ -389,14 +389,15 @@ WITH v AS MATERIALIZED
   (SELECT v.*
    FROM unnest(%s::text[], %s::timestamptz[], %s::timestamptz[], %s::text[]) v (id,
                                                                                 locked_at, due_at, queue), LATERAL
-     (SELECT 1
+     (SELECT e.id
       FROM "outbox_event" e
       WHERE e.id = v.id
         AND e.status IN (0, 2)
         AND e.locked_by = %s
         AND e.locked_at = v.locked_at
         FOR
-        UPDATE SKIP LOCKED) unlocked)
+        UPDATE SKIP LOCKED) locked
+   WHERE locked.id = v.id)
 UPDATE "outbox_event" e
 SET available_at = v.due_at, queue = v.queue, locked_by = NULL, locked_at = NULL
 FROM v
@@ -419,14 +420,15 @@ WITH v AS MATERIALIZED
                                                                                                     queue,
                                                                                                     kept),
                                                                                                  LATERAL
-     (SELECT 1
+     (SELECT e.stream
       FROM "outbox_stream" e
       WHERE e.stream = v.stream
         AND e.seq = COALESCE(NULLIF(v.seq, -1), e.seq)
         AND e.locked_by = %s
         AND e.locked_at = v.locked_at
         FOR
-        UPDATE SKIP LOCKED) unlocked)
+        UPDATE SKIP LOCKED) locked
+   WHERE locked.stream = v.stream)
 UPDATE "outbox_stream" e
 SET due_at = statement_timestamp() + NULLIF(v.delay, -1) * interval '1 second', queue = COALESCE(NULLIF(v.queue,
                                                                                                    ''),
@@ -482,26 +484,24 @@ WHERE id = ANY(%s)
 
 -- settle
 
-WITH v (id, locked_at, attempts, status, spent, delay, error, cause, history, queue) AS (
-                                                                                         VALUES (%s::text,
-                                                                                                 %s::timestamptz,
-                                                                                                 %s::int,
-                                                                                                 %s::smallint,
-                                                                                                 %s::int,
-                                                                                                 %s::float8,
-                                                                                                 %s::text,
-                                                                                                 %s::text,
-                                                                                                 %s::text,
-                                                                                                 %s::text), (%s::text,
-                                                                                                             %s::timestamptz,
-                                                                                                             %s::int,
-                                                                                                             %s::smallint,
-                                                                                                             %s::int,
-                                                                                                             %s::float8,
-                                                                                                             %s::text,
-                                                                                                             %s::text,
-                                                                                                             %s::text,
-                                                                                                             %s::text))
+WITH v AS MATERIALIZED
+  (SELECT v.*
+   FROM (
+         VALUES (%s::text, %s::timestamptz, %s::int, %s::smallint, %s::int, %s::float8, %s::text, %s::text, %s::text,
+                 %s::text), (%s::text, %s::timestamptz, %s::int, %s::smallint, %s::int, %s::float8, %s::text,
+                             %s::text, %s::text, %s::text)) v (id,
+                                                               locked_at, attempts, status, spent, delay,
+                                                               error, cause, history, queue), LATERAL
+     (SELECT e.id
+      FROM "outbox_event" e
+      WHERE e.id = v.id
+        AND e.attempts = v.attempts
+        AND e.status IN (0, 2)
+        AND e.locked_by = %s
+        AND e.locked_at = v.locked_at
+        FOR
+        UPDATE) locked
+   WHERE locked.id = v.id)
 UPDATE "outbox_event" e
 SET status = v.status, attempts = e.attempts + v.spent, rescues = 0,
     available_at = statement_timestamp() + v.delay * interval '1 second', done_at = CASE
@@ -520,34 +520,33 @@ SET status = v.status, attempts = e.attempts + v.spent, rescues = 0,
                                                                                     locked_by = NULL,
                                                                                     locked_at = NULL
 FROM v
-WHERE e.id = v.id
-  AND e.attempts = v.attempts
-  AND e.status IN (0, 2)
-  AND e.locked_by = %s
-  AND e.locked_at = v.locked_at;
+WHERE e.id = v.id;
 
 -- settle, with a key
 
-WITH v (id, locked_at, attempts, status, spent, delay, error, cause, history, queue) AS (
-                                                                                         VALUES (%s::text,
-                                                                                                 %s::timestamptz,
-                                                                                                 %s::int,
-                                                                                                 %s::smallint,
-                                                                                                 %s::int,
-                                                                                                 %s::float8,
-                                                                                                 %s::text,
-                                                                                                 %s::text,
-                                                                                                 %s::text,
-                                                                                                 %s::text), (%s::text,
-                                                                                                             %s::timestamptz,
-                                                                                                             %s::int,
-                                                                                                             %s::smallint,
-                                                                                                             %s::int,
-                                                                                                             %s::float8,
-                                                                                                             %s::text,
-                                                                                                             %s::text,
-                                                                                                             %s::text,
-                                                                                                             %s::text))
+WITH v AS MATERIALIZED
+  (SELECT v.*
+   FROM (
+         VALUES (%s::text, %s::timestamptz, %s::int, %s::smallint, %s::int, %s::float8, %s::text, %s::text, %s::text,
+                 %s::text), (%s::text, %s::timestamptz, %s::int, %s::smallint, %s::int, %s::float8, %s::text,
+                             %s::text, %s::text, %s::text)) v (id,
+                                                               locked_at, attempts, status, spent, delay,
+                                                               error, cause, history, queue), LATERAL
+     (SELECT e.id
+      FROM "outbox_event" e
+      WHERE e.id = v.id
+        AND e.attempts = v.attempts
+        AND e.status IN (0, 2)
+        AND EXISTS
+          (SELECT 1
+           FROM "outbox_stream" owned
+           WHERE owned.stream = e.stream
+             AND owned.locked_by = %s
+             AND owned.locked_at = v.locked_at
+             OFFSET 0)
+        FOR
+        UPDATE) locked
+   WHERE locked.id = v.id)
 UPDATE "outbox_event" e
 SET status = v.status, attempts = e.attempts + v.spent, rescues = 0,
     deliver_at = statement_timestamp() + v.delay * interval '1 second', done_at = CASE
@@ -565,16 +564,7 @@ SET status = v.status, attempts = e.attempts + v.spent, rescues = 0,
                                                                                             e.queue), locked_by = NULL,
                                                                                   locked_at = NULL
 FROM v
-WHERE e.id = v.id
-  AND e.attempts = v.attempts
-  AND e.status IN (0, 2)
-  AND EXISTS
-    (SELECT 1
-     FROM "outbox_stream" owned
-     WHERE owned.stream = e.stream
-       AND owned.locked_by = %s
-       AND owned.locked_at = v.locked_at
-       OFFSET 0);
+WHERE e.id = v.id;
 
 -- route rows
 
@@ -653,7 +643,7 @@ WHERE id = ANY(%s)
 
 -- keep a stream suspected
 
-UPDATE "outbox_stream"
+UPDATE "outbox_stream" AS e
 SET rescues = %s
 WHERE stream = ANY(%s)
   AND locked_by = %s

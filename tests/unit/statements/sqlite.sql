@@ -671,7 +671,7 @@ WHERE id IN (%s, %s)
 
 -- keep a stream suspected
 
-UPDATE "outbox_stream"
+UPDATE "outbox_stream" AS e
 SET rescues = %s
 WHERE stream IN (%s, %s)
   AND locked_by = %s
