@@ -61,6 +61,25 @@ def test_the_slots_are_a_bound(settings: Any) -> None:
     assert crowd.most == 3
 
 
+def test_all_queues_share_a_loop_and_each_has_its_own_bound(settings: Any) -> None:
+    settings.OUTBOX = {"QUEUES": {"hooks": {"ASYNC_CONCURRENCY": 2}, "idle": {}}}
+    local, hooks, loops = Crowd(3), Crowd(2), set[object]()
+
+    async def hook(event: outbox.Event) -> None:
+        loops.add(asyncio.get_running_loop())
+        await hooks(event)
+
+    async def here(event: outbox.Event) -> None:
+        loops.add(asyncio.get_running_loop())
+        await local(event)
+
+    with listening(here), listening(hook, "hook.sent", queue="hooks"), outbox.Worker():
+        write(3)
+        write(20, "hook.sent")
+        all_done(23)
+    assert (len(loops), hooks.most) == (1, 2)
+
+
 def test_g15_many_threads_and_a_loop_in_one_process_run_each_event_once(settings: Any) -> None:
     settings.OUTBOX = {"WORKERS": 32, "ASYNC_CONCURRENCY": 100, "COLD_QUEUE_CAPACITY": 500}
     seen: list[str] = []

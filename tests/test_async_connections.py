@@ -209,9 +209,9 @@ def test_a_stop_under_a_blocked_loop_ends_the_wait(settings: Any) -> None:
             write(5, event_type=ORM)
             wait_until(lambda: len(delivery_threads()) == 5, what="four that wait")
             write(event_type=PLAIN)
-            wait_until(lambda: worker._event_loops[0]._watch._ran_at is None, what="a block")
+            wait_until(lambda: worker._event_loop._watch._ran_at is None, what="a block")
             assert in_thread(worker.stop).result(30) is False  # the loop stays blocked
-            slots = worker._event_loops[0]._connections
+            slots = worker._event_loop._connections[0]
             assert not slots._waiting
         finally:
             go_on.set()
@@ -259,7 +259,7 @@ def test_the_wait_for_a_connection_does_not_count_for_the_timeout(
             write(event_type=ORM)
             assert holder.holding.wait(30)
             ids = write(3)
-            waiting = worker._event_loops[0]._connections._waiting
+            waiting = worker._event_loop._connections[0]._waiting
             wait_until(lambda: len(waiting) == 3, what="three that wait")
             clock.advance(2 * TIMEOUT)
         finally:

@@ -159,7 +159,7 @@ def test_440_every_thread_is_named_a_daemon_and_one_of_its_kind(settings: Any) -
     settings.OUTBOX = {**SOON, "DOORBELL": "local"}
     with outbox.Worker(workers=3):
         threads = engine_threads()
-    kinds = ["claimer", "doorbell", "heartbeat", "housekeeper", "loop", "settler"]
+    kinds = ["claimer", "doorbell", "heartbeat", "housekeeper", "settler"]
     kinds += ["watchdog", "worker-0", "worker-1", "worker-2"]
     assert sorted(each.name for each in threads) == [f"outbox-default-{kind}" for kind in kinds]
     assert all(each.daemon for each in threads)

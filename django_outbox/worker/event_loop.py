@@ -1,4 +1,4 @@
-"""Runs a queue's ``async def`` listeners in an event loop, some of them at a time."""
+"""Runs ``async def`` listeners in an event loop, some of each queue at a time."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from ..delivery.deliver import adeliver
 from ..delivery.lease import Lease
 from ..listeners.registry import Listener
 from ..log import report_quietly
+from ..queue_settings import DEFAULT_QUEUE
 from .async_connections import DeliveryThread, Slots
 from .batch_delivery import next_batch, settle_batch, settle_rest
 from .blocked_loop import BlockedLoopWatch
@@ -40,47 +41,58 @@ CURRENT_LEASE: ContextVar[Lease] = ContextVar("django_outbox_current_lease")
 
 
 class EventLoop:
-    """A thread that runs an asyncio event loop, in which async listeners of a queue are awaited.
+    """A worker's thread with an asyncio event loop, which starts with the first async listener.
 
     Other threads call the public methods.
     """
 
-    def __init__(
-        self, *, alias: str, stuck_after: float, gate: Gate, gates: Gates, held: Held, runs: Runs
-    ) -> None:
-        self._alias, self._held, self._gate, self._gates = alias, held, gate, gates
-        self._runs = runs
-        self._slots = gate.settings.ASYNC_CONCURRENCY
-        self._connections = Slots(gate.settings.ASYNC_CONNECTIONS)
-        self._loop: asyncio.AbstractEventLoop  # created by start(), closed by the thread
-        self._waiting = gate.ready.awaited
-        self._running: dict[asyncio.Task[None], Lease] = {}
+    def __init__(self, *, alias: str, stuck_after: float, held: Held) -> None:
+        self._lock = held.lock
+        self._loop: asyncio.AbstractEventLoop  # created by call(), closed by the thread
+        self.running: dict[asyncio.Task[None], Lease] = {}  # for the loop's thread
+        self._connections: list[Slots] = []  # of the queues
         self._tasks: WeakKeyDictionary[asyncio.Task[Any], Lease] = WeakKeyDictionary()
-        self._stopping = False
+        self.stopping = False
         self._thread = threading.Thread(
-            target=self._run, name=thread_name(alias, gate.name, "loop"), daemon=True
+            target=self._run, name=thread_name(alias, DEFAULT_QUEUE, "loop"), daemon=True
         )
         self._watch = BlockedLoopWatch(
             self._thread.name, stuck_after=stuck_after, lease_of=self._lease_of
         )
 
-    def start(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._loop.set_exception_handler(report_quietly)
-        self._loop.set_task_factory(self._make_task)  # type: ignore[arg-type]
-        self._thread.start()
+    def slots(self, number: int) -> Slots:
+        """Return places for connections, which are closed when the loop ends."""
+        self._connections.append(Slots(number))
+        return self._connections[-1]
 
-    def put(self, found: Lease | Lane) -> None:
-        """Queue a lease, or the next batch of a lane, which grows until it has a place.
+    def call(self, act: Callable[[], None]) -> None:
+        """Have the loop call ``act``; start its thread if need be, but not during a stop."""
+        if self._thread.ident is not None or self._start():
+            self._loop.call_soon_threadsafe(act)
 
-        Any thread may call it.
+    def _start(self) -> bool:
+        with self._lock:
+            if self._thread.ident is None and not self.stopping:
+                self._loop = asyncio.new_event_loop()
+                self._loop.set_exception_handler(report_quietly)
+                self._loop.set_task_factory(self._make_task)  # type: ignore[arg-type]
+                self._thread.start()
+            return self._thread.ident is not None
+
+    def create(self, delivery: Coroutine[Any, Any, None], lease: Lease) -> asyncio.Task[None]:
+        """Create the task that delivers a lease. In the loop's thread.
+
+        In a context of its own: in that of another delivery it would use the thread of that one, or
+        one that ``ASYNC_CONNECTIONS`` does not limit.
         """
-        self._waiting.append(found)
-        self._loop.call_soon_threadsafe(self._fill)
+        task = Context().run(self._loop.create_task, delivery, name=lease.id)
+        self.running[task] = lease
+        return task
 
     def stop(self) -> None:
         """Stop further listeners from starting."""
-        self._stopping = True
+        with self._lock:
+            self.stopping = True
 
     def join(self, give_up: Callable[[], bool]) -> bool:
         """Wait for running listeners until ``give_up()``, then cancel them.
@@ -89,17 +101,18 @@ class EventLoop:
         """
         if self._thread.ident is None:
             return True
-        while self._running and not give_up():
+        while self.running and not give_up():
             time.sleep(0.005)
-        finished = not self._running
+        finished = not self.running
         self._loop.call_soon_threadsafe(self._cancel)
         self._thread.join(1)
-        self._connections.close()
+        for slots in self._connections:
+            slots.close()
         return finished
 
     def dead_reason(self, longest: float) -> str | None:
         """Return a reason if its thread has ended without being told to."""
-        ended = self._thread.ident and not self._thread.is_alive() and not self._stopping
+        ended = self._thread.ident and not self._thread.is_alive() and not self.stopping
         return f"{self._thread.name} has ended" if ended else None
 
     def unready_reason(self, longest: float) -> str | None:
@@ -142,10 +155,38 @@ class EventLoop:
         return task
 
     def _lease_of(self, task: asyncio.Task[Any]) -> Lease | None:
-        return self._running.get(task) or self._tasks.get(task)
+        return self.running.get(task) or self._tasks.get(task)
+
+    def _cancel(self) -> None:
+        for task, lease in self.running.items():
+            lease.cancelled = True
+            task.cancel()
+        ending = asyncio.gather(*self.running, return_exceptions=True)
+        ending.add_done_callback(lambda _: self._loop.stop())
+
+
+class AsyncDeliveries:
+    """Delivers events of a queue on the worker's event loop, ``ASYNC_CONCURRENCY`` at a time.
+
+    Any thread may call ``put``; all else belongs to the loop's thread.
+    """
+
+    def __init__(
+        self, *, alias: str, loop: EventLoop, gate: Gate, gates: Gates, held: Held, runs: Runs
+    ) -> None:
+        self._alias, self._held, self._gate, self._gates = alias, held, gate, gates
+        self._loop, self._runs = loop, runs
+        self._free = gate.settings.ASYNC_CONCURRENCY
+        self._connections = loop.slots(gate.settings.ASYNC_CONNECTIONS)
+        self._waiting = gate.ready.awaited
+
+    def put(self, found: Lease | Lane) -> None:
+        """Queue a lease, or the next batch of a lane, which grows until it has a place."""
+        self._waiting.append(found)
+        self._loop.call(self._fill)
 
     def _fill(self) -> None:
-        while self._waiting and len(self._running) < self._slots and not self._stopping:
+        while self._waiting and self._free > 0 and not self._loop.stopping:
             found = self._waiting.popleft()
             if isinstance(found, Lease):
                 lease, delivery = found, self._deliver(found)
@@ -153,15 +194,13 @@ class EventLoop:
                 lease, delivery = leases[0], self._deliver_batch(found.listener, leases)
             else:  # a full lane is queued a second time
                 continue
-            # In a context of its own: in that of another delivery it would use the thread of that
-            # one, or one that ``ASYNC_CONNECTIONS`` does not limit.
-            task = Context().run(self._loop.create_task, delivery, name=lease.id)
-            self._running[task] = lease
-            task.add_done_callback(self._finished)
+            self._loop.create(delivery, lease).add_done_callback(self._finished)
+            self._free -= 1
         self._gate.made_room()  # what waits here takes room from the next claim
 
     def _finished(self, task: asyncio.Task[None]) -> None:
-        lease = self._running.pop(task)
+        lease = self._loop.running.pop(task)
+        self._free += 1
         if not task.cancelled() and (error := task.exception()) is not None:
             log_failed(lease, error)
             self._gates.settle(lease, deferred_after_error())
@@ -177,7 +216,7 @@ class EventLoop:
 
                 async def between(lease: Lease) -> bool:
                     await thread.close_connections()
-                    return self._held.is_current(lease) and not self._stopping
+                    return self._held.is_current(lease) and not self._loop.stopping
 
                 decision = await adeliver(
                     lease,
@@ -238,7 +277,7 @@ class EventLoop:
 
             async def between(lease: Lease) -> bool:
                 await thread.close_connections()
-                return self._held.is_current(lease) and not self._stopping
+                return self._held.is_current(lease) and not self._loop.stopping
 
             batch = Batch(
                 listener,
@@ -282,15 +321,8 @@ class EventLoop:
         return await self._wait_current(lease) and self._held.start(lease)
 
     async def _wait_current(self, lease: Lease) -> bool:
-        while not self._stopping and not self._held.is_current(lease):
+        while not self._loop.stopping and not self._held.is_current(lease):
             if not self._held.has(lease):
                 return False
             await asyncio.sleep(0.05)
-        return not self._stopping
-
-    def _cancel(self) -> None:
-        for task, lease in self._running.items():
-            lease.cancelled = True
-            task.cancel()
-        ending = asyncio.gather(*self._running, return_exceptions=True)
-        ending.add_done_callback(lambda _: self._loop.stop())
+        return not self._loop.stopping

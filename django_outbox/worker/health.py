@@ -43,11 +43,15 @@ class Health:
 class Part(Protocol):
     """A part of a worker that has threads of its own."""
 
-    def start(self) -> None:
-        """Start the threads."""
-
     def dead_reason(self, longest: float) -> str | None:
         """Return why only a new process helps, or None; a step may last ``longest`` seconds."""
+
+
+class StartedPart(Part, Protocol):
+    """A part whose threads start with the worker."""
+
+    def start(self) -> None:
+        """Start the threads."""
 
 
 class DeliveringPart(Protocol):

@@ -13,10 +13,10 @@ from .claims import Claims
 from .connection_cleanup import BrokenSessions
 from .dispatcher import Dispatcher
 from .doorbell_listener import DoorbellListener
-from .event_loop import EventLoop
+from .event_loop import AsyncDeliveries, EventLoop
 from .gate import Gate
 from .gates import Gates
-from .health import Part
+from .health import StartedPart
 from .held import Held
 from .housekeeper import Housekeeper
 from .leader_lease import ActiveLease
@@ -137,15 +137,19 @@ class Parts:
         return Gates(gates, decisions=self._decisions, wakeup=self._wakeup)
 
     def _give_queues_threads(self, parts: dict[str, Any]) -> None:
-        """Create the threads and the event loop of each queue."""
-        self._event_loops: list[EventLoop] = []
+        """Create the threads of each queue, and the event loop."""
+        stuck_after = self.settings.STUCK_AFTER
+        self._event_loop = loop = EventLoop(
+            alias=self.alias, stuck_after=stuck_after, held=self._held
+        )
         self._dispatchers: list[Dispatcher] = []
-        parts = {**parts, "stuck_after": self.settings.STUCK_AFTER, "runs": self._runs}
         for gate in self._gates:
-            loop = EventLoop(gate=gate, **parts)
-            self._event_loops.append(loop)
+            given = {**parts, "gate": gate, "runs": self._runs}
+            to_loop = AsyncDeliveries(loop=loop, **given).put
             self._dispatchers.append(
-                Dispatcher(gate=gate, sessions=self._sessions, to_loop=loop.put, **parts)
+                Dispatcher(
+                    stuck_after=stuck_after, sessions=self._sessions, to_loop=to_loop, **given
+                )
             )
 
     def _single_node(self) -> ActiveLease | None:
@@ -205,8 +209,8 @@ class Parts:
 
     @property
     def _delivering(self) -> list[Dispatcher | EventLoop]:
-        """What calls listeners: the threads of each queue, then its event loop."""
-        return [*self._dispatchers, *self._event_loops]
+        """What calls listeners: the threads of each queue, then the event loop."""
+        return [*self._dispatchers, self._event_loop]
 
     def _loop(
         self, name: str, step: Callable[[], float], close: Callable[[], None] = lambda: None
@@ -220,13 +224,12 @@ class Parts:
             on_database_error=self._sessions.report_broken,
         )
 
-    def _threaded_parts(self) -> list[Part]:
+    def _threaded_parts(self) -> list[StartedPart]:
         """Return the parts with threads in start order: each after the parts that it feeds."""
         if self.settings.MODE == "writer_only":
             return []
-        parts: list[Part] = [
+        parts: list[StartedPart] = [
             self._watchdog,
-            *self._event_loops,
             *self._dispatchers,
             self._settler_loop,
             self._heartbeat_loop,

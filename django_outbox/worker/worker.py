@@ -21,7 +21,7 @@ from ..models import OutboxEvent
 from ..signals import announce, worker_started, worker_stopped
 from ..sql import is_in_memory
 from ..writing.hot_queue import hot_queues
-from .health import DeliveringPart, Health, health_of_parts
+from .health import DeliveringPart, Health, Part, health_of_parts
 from .parts import Parts
 
 logger = logging.getLogger("django_outbox")
@@ -124,7 +124,7 @@ class Worker(Parts):
     @property
     def lost_threads(self) -> tuple[str, ...]:
         """Return why only a new process helps: a thread ended, or too many hang."""
-        parts = [*self._threaded_parts(), self._housekeeper_loop]
+        parts: list[Part] = [*self._threaded_parts(), self._event_loop, self._housekeeper_loop]
         return tuple(filter(None, (each.dead_reason(inf) for each in parts)))
 
     def health(self) -> Health:
@@ -136,13 +136,13 @@ class Worker(Parts):
         settings = self.settings
         dead_after = max(DEAD_AFTER[0] * settings.LEASE, DEAD_AFTER[1])
         unready_after = UNREADY_AFTER * settings.POLL_INTERVAL + 2 * settings.LOCK_WAIT
-        parts = [*self._threaded_parts(), self._housekeeper_loop]
+        parts: list[Part] = [*self._threaded_parts(), self._event_loop, self._housekeeper_loop]
         delivering: list[DeliveringPart] = [
             self._claimer_loop,
             self._heartbeat_loop,
             self._settler_loop,
         ]
-        delivering += [*self._dispatchers, *self._event_loops]
+        delivering += [*self._dispatchers, self._event_loop]
         if self._active is not None:
             delivering.append(self._active_loop)
         if settings.MODE == "writer_only":
