@@ -79,10 +79,8 @@ class EventLeases(Statements):
             return []
         # One instant for all: SQLite's clock goes on while the rows are fetched.
         table, me, now = claim.table, claim.me, rows[0][-1]
-        newest, leased_at = (
-            instant(max(row[-3] for row in rows), self.connection),
-            instant(now, self.connection),
-        )
+        newest = instant(max(row[-3] for row in rows), self.connection)
+        leased_at = instant(now, self.connection)
         # The count comes first, because MySQL assigns in this order.
         changes = f"{COUNT_RESCUE}, locked_by = %s, locked_at = %s, {table.due} = {self.now_plus}"
         new = [me, me, leased_at, claim.lease]
@@ -130,9 +128,8 @@ class EventLeases(Statements):
         least = self.clock() + timedelta(seconds=lease - 0.01)
         self._update_unlocked(table.name, changes=renewal, where=(mine, params))
         sql = f"SELECT {table.key}, {table.due} >= %s FROM {self._table(table.name)} WHERE {mine}"
-        rows: dict[str, bool] = dict(
-            self._rows(sql, [to_database(least, self.connection), *params])
-        )
+        given = [to_database(least, self.connection), *params]
+        rows: dict[str, bool] = dict(self._rows(sql, given))
         return {each for each, is_renewed in rows.items() if is_renewed}, {*rows}
 
     def release(

@@ -139,8 +139,12 @@ class PostgreSQL(PostgreSQLServer, Dialect):
 
     def _update_each_unlocked(self, update: EachUpdate) -> SQL:
         arrays = ", ".join(f"%s::{each.kind}[]" for each in update.given)
-        given: SQL = (f"unnest({arrays})", [[*each.values] for each in update.given])
-        return self._update_locked(update, given, "FOR UPDATE SKIP LOCKED")
+        # Numbers and instants in one text: the driver looks for quotes in each element of a list.
+        values = [
+            [*each.values] if each.kind == "text" else f"{{{','.join(map(str, each.values))}}}"
+            for each in update.given
+        ]
+        return self._update_locked(update, (f"unnest({arrays})", values), "FOR UPDATE SKIP LOCKED")
 
     def _update_locked(self, update: EachUpdate, given: SQL, lock: str) -> SQL:
         table, columns, changes, where = update

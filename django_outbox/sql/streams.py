@@ -131,9 +131,8 @@ class StreamLeases(EventLeases):
         one_of, params = self._one_of(streams, "stream")
         sql = f"SELECT stream, locked_by FROM {self._stream} WHERE {one_of}"
         others = {key: owner for key, owner in self._rows(sql, params) if owner != me}
-        if taken == len(others):  # some may have a new owner already
-            return {*others}
-        return {key for key, owner in others.items() if owner is None}
+        all_are = taken == len(others)  # though some may have a new owner already
+        return {key for key, owner in others.items() if all_are or owner is None}
 
     @property
     def _events_in_order(self) -> str:
