@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import threading
+from collections import deque
 from collections.abc import Iterable
 from datetime import datetime, timezone
 from functools import partial
@@ -37,8 +37,8 @@ class Statistics:
 
     def __init__(self, *, alias: str, me: str) -> None:
         self._alias, self._me = alias, me
-        self._new_counts: dict[tuple[int, str], list[int]] = {}  # by minute and event type
-        self._lock = threading.Lock()  # guards the line above
+        # Of each settle, by minute and event type.
+        self._new_counts = deque[dict[Key, list[int]]]()
         self._rows: dict[Key, OutboxStatistics] = {}  # as written; only for the heartbeat
         self._changed: set[Key] = set()
         self._write_at = 0.0  # monotonic
@@ -46,19 +46,20 @@ class Statistics:
 
     def add(self, settled: Iterable[tuple[Lease, Decision]]) -> None:
         """Count what was just settled, all of it into the current minute."""
-        now = monotonic()
-        with self._lock:
-            minute, event_type = None, ""
-            counts: list[int] = []  # of the type
-            for lease, decision in settled:
-                if decision.outcome not in PLACES:  # it was not delivered, or not for good
-                    continue
-                if minute is None:
-                    minute = _minute(lease.now.timestamp() + now - lease.claimed_at)
-                if lease.event_type != event_type:
-                    event_type = lease.event_type
-                    counts = self._new_counts.setdefault((minute, event_type), [0] * len(COUNTS))
-                _count(counts, lease, decision)
+        now, found = monotonic(), dict[Key, list[int]]()
+        minute, event_type = None, ""
+        counts: list[int] = []  # of the type
+        for lease, decision in settled:
+            if decision.outcome not in PLACES:  # it was not delivered, or not for good
+                continue
+            if minute is None:
+                minute = _minute(lease.now.timestamp() + now - lease.claimed_at)
+            if lease.event_type != event_type:
+                event_type = lease.event_type
+                counts = found.setdefault((minute, event_type), [0] * len(COUNTS))
+            _count(counts, lease, decision)
+        if found:
+            self._new_counts.append(found)
 
     def write_if_due(self) -> None:
         """Write, if it is time; what cannot be written now is written next time."""
@@ -87,8 +88,11 @@ class Statistics:
 
     def _add_to_rows(self, now: datetime) -> None:
         """Add new counts to the rows; frequent types first, so that they get rows of their own."""
-        with self._lock:
-            fresh, self._new_counts = self._new_counts, {}
+        fresh: dict[Key, list[int]] = {}
+        while self._new_counts:
+            for key, counts in self._new_counts.popleft().items():
+                before = fresh.get(key, [0] * len(COUNTS))
+                fresh[key] = [old + new for old, new in zip(before, counts, strict=True)]
         for (minute, event_type), counts in sorted(fresh.items(), key=_frequency):
             key = self._key(minute, event_type)
             row = self._row(key)

@@ -47,7 +47,7 @@ class Loop:
         self._close = close  # releases what the step opened, in the same thread
         self._on_database_error = on_database_error  # called after each database error
         self._woken = threading.Event()
-        self._stopping = threading.Event()
+        self.stopping = False  # set by ``stop``
         self._errors = 0  # consecutive; only the thread sets this and the next four
         self._next_logged = 1  # the number of consecutive errors that is logged next
         self._error = ""  # the class of the last one
@@ -63,12 +63,8 @@ class Loop:
 
     def stop(self) -> None:
         """Ask the thread to end after its step; harmless when repeated."""
-        self._stopping.set()
+        self.stopping = True
         self._woken.set()
-
-    @property
-    def stopping(self) -> bool:
-        return self._stopping.is_set()
 
     def join(self, timeout: float | None = None) -> bool:
         """Wait for the thread to end; return whether it did."""
@@ -106,7 +102,7 @@ class Loop:
         connection = engine_connection(self._alias, lock_wait=self._lock_wait)
         connections[self._alias] = connection
         try:
-            while not self._stopping.is_set():
+            while not self.stopping:
                 pause = self._run_step()
                 if pause > 0:
                     self._woken.wait(pause)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from math import inf
-from threading import Lock
 
 from ..clocks import monotonic
 
@@ -14,16 +14,17 @@ def _no_thread() -> None:
 
 
 class Wakeup:
-    """One per worker. Any thread may call its methods; only the claimer calls ``take_due``."""
+    """One per worker. Any thread may call its methods; only the claimer calls the last two."""
 
     def __init__(self) -> None:
         self.wake: Callable[[], None] = _no_thread  # ends the wait of the claimer's thread
         self.poll_wanted = False  # set by any thread, cleared by the claimer's
         self.doorbell_is_reliable = False  # every commit is announced; set by the listener's thread
         self.suspect_waits = False  # an event is to be run alone; set by the claimer's thread
-        self._soonest = inf  # monotonic; the next due time that others reported
-        self._poll_again_at: list[float] = []  # monotonic; further polls after a notification
-        self._lock = Lock()  # guards the two lines above
+        self._reported = deque[float]()  # due times (monotonic), for the claimer to take
+        self._soonest = inf  # the first of those that it took; like the next, only the claimer's
+        self._polled_at = -inf  # monotonic
+        self._poll_again_at: list[float] = []  # monotonic; replaced by the listener's thread
 
     def poll(self) -> None:
         """Have the claimer poll the table now."""
@@ -37,26 +38,25 @@ class Wakeup:
         meanwhile.
         """
         now = monotonic()
-        with self._lock:
-            self._poll_again_at = sorted(now + delay for delay in delays)
+        self._poll_again_at = [now + delay for delay in delays]
 
     def expect(self, delay: float) -> None:
         """Report that something becomes due in ``delay`` seconds."""
-        with self._lock:
-            self._soonest = min(self._soonest, monotonic() + delay)
+        self._reported.append(monotonic() + delay)
         self.wake()
 
     def next_poll(self) -> float:
         """Return when (monotonic) the next poll is due that can be foreseen."""
-        return min([self._soonest, *self._poll_again_at])
+        while self._reported:
+            self._soonest = min(self._soonest, self._reported.popleft())
+        return min([self._soonest, *(at for at in self._poll_again_at if at > self._polled_at)])
 
     def take_due(self, now: float) -> bool:
         """Return whether a poll is due by ``now`` (monotonic), and count it as done."""
-        is_due, self.poll_wanted = self.poll_wanted, False
-        with self._lock:
+        is_wanted, self.poll_wanted = self.poll_wanted, False
+        is_due = self.next_poll() <= now
+        if is_due:
+            self._polled_at = now
             if self._soonest <= now:
-                is_due, self._soonest = True, inf
-            while self._poll_again_at and self._poll_again_at[0] <= now:
-                is_due = True
-                del self._poll_again_at[0]
-        return is_due
+                self._soonest = inf
+        return is_due or is_wanted
