@@ -87,10 +87,15 @@ class Runs:
         return next((each for each in self._held.of(STREAMS) if each.alone), None)
 
     def add_events(self, reads: Iterable[StreamRead]) -> None:
-        """Add the events of streams and hand out the first of each; without any, release it."""
+        """Add the events of streams and hand out the first of each; without any, release it.
+
+        A stream that another worker has taken since it was read is passed over.
+        """
         ready = list[Run]()
         with self._lock:
             for run, seq, leases, due, queue in reads:
+                if self._held.get(run.id) is not run:
+                    continue
                 run.seq, run.due, run.read_at = seq, due, inf
                 run.is_left = run.interrupted = False
                 run.next_queue = queue or run.next_queue

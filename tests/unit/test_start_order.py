@@ -58,6 +58,16 @@ def keyed(held: Held, events: str) -> list[Lease]:
     return found
 
 
+def test_what_was_read_of_a_stream_that_is_lost_goes_to_no_thread(held: Held) -> None:
+    ready, run = list[Lease](), stream(KEY)
+    pools: Any = SimpleNamespace(put=ready.extend, accepts=lambda queue: True)
+    runs = Runs(settings=Settings(), held=held, pools=pools, wakeup=Wakeup())
+    held.add([run])
+    held.lose([run])
+    runs.add_events([StreamRead(run, 3, [lease("a", of=run)], 0.0)])
+    assert (ready, len(held)) == ([], 0)
+
+
 class Leased:
     """A worker's streams; one is leased, and its events a, b and c were read."""
 
