@@ -10,7 +10,11 @@ from datetime import datetime
 EVENTS = """SELECT id, event_id, listener, routes, event_type, status, attempts, rescues,
     available_at, locked_by, locked_at, stream, seq, result FROM outbox_event"""
 STREAMS = "SELECT stream, due_at, locked_by, locked_at FROM outbox_stream"
-BREAKERS = "SELECT name FROM outbox_pause WHERE kind = 'breaker'"
+PARKED = """SELECT id, queue FROM outbox_event
+    WHERE queue LIKE 'paused:%' AND status IN (0, 2) AND available_at IS NOT NULL
+    UNION ALL SELECT stream, queue FROM outbox_stream
+    WHERE queue LIKE 'paused:%' AND due_at IS NOT NULL"""
+PAUSES = "SELECT kind, name, 'paused:' || id FROM outbox_pause"
 
 
 @dataclass(slots=True)
@@ -79,6 +83,8 @@ class Table:
     streams: dict[str, str]  # due times by name; a stream without one is left out
     leases: dict[str, Lease]  # by the id of a row or the name of a stream
     breakers: set[str]  # queues
+    parked: dict[str, str]  # by the id of a row or the name of a stream: the queue of a pause
+    pauses: set[str]  # their queues
 
     def lease_of(self, event: Event) -> Lease | None:
         return self.leases.get(event.id if event.stream is None else event.stream)
@@ -137,4 +143,8 @@ class Tables:
                 streams[stream] = due
             if worker is not None:
                 leases[stream] = Lease(worker, due or "", since)
-        return Table(events, streams, leases, {name for (name,) in run(BREAKERS)})
+        pauses = run(PAUSES).fetchall()
+        breakers = {name for kind, name, _ in pauses if kind == "breaker"}
+        return Table(
+            events, streams, leases, breakers, dict(run(PARKED)), {queue for *_, queue in pauses}
+        )

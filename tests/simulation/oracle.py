@@ -27,6 +27,7 @@ judge.** A rule that is loosened says here why.
   workers that were lost with it.
 - ``poison``: an event took more workers along than ``MAX_RESCUES``.
 - ``breaker``: a circuit breaker closed without a success since it opened.
+- ``parked``: something is moved to the queue of a pause that is over, or is there in the end.
 - ``stuck``: when all faults are over, something does not end, or stays leased.
 
 The scheduler adds ``spin`` (a thread that takes turns without end) and ``crash`` (one that died).
@@ -198,6 +199,7 @@ class Oracle:
                 self._report("lost", f"{gone} is gone")
         self._judge_idle()
         self._judge_breakers(before)
+        self._judge_parked(before.parked)
 
     def _judge_handover(self, holder: str, lease: Lease, now: Lease | None, by: str) -> None:
         """Judge that the lease of a row or stream has changed."""
@@ -301,6 +303,11 @@ class Oracle:
             ):
                 self._report("breaker", f"{queue} closed without a success")
 
+    def _judge_parked(self, before: Mapping[str, str]) -> None:
+        for holder, queue in self.table.parked.items():
+            if queue not in self.table.pauses and before.get(holder) != queue:
+                self._report("parked", f"{holder} is in {queue}, whose pause is over")
+
     # -- the end ---------------------------------------------------------------------------------
 
     @property
@@ -325,6 +332,7 @@ class Oracle:
             titles = self._rules.listeners.get(event.type, frozenset())
             if missing := [each for each in titles if digest(each) not in event.routes]:
                 self._report("route", f"{event} was not given to {missing}")
+        self._judge_parked({})
         for event in self.pending:
             self._report("stuck", f"{event} {self.table.lease_of(event)}")
         if not self.pending:
