@@ -12,6 +12,8 @@ MAX_QUEUES: Final = 16  # "default" included; each is a branch of the statement 
 MAX_QUEUE_NAME: Final = 64  # characters
 NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 RATE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)/([smh])")
+PARKED: Final = "paused:"  # start of the queues in which what is paused waits; no NAME has a colon
+PARKED_END: Final = "paused;"  # behind all of them
 MAX_RATE: Final = 1e6  # its number
 RATE_SECONDS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -56,6 +58,16 @@ def queues_from(given: Mapping[str, Any], top: Any) -> dict[str, QueueSettings]:
             BREAKER=None if breaker is None else BreakerSettings(**breaker),
         )
     return found
+
+
+def parked_queue(pause: int) -> str:
+    """Return the queue in which waits what the pause with this id holds; no worker serves it."""
+    return f"{PARKED}{pause}"
+
+
+def parked_by(queue: str | None) -> int | None:
+    """Return the id of the pause whose queue this is; None for another queue."""
+    return int(queue[len(PARKED) :]) if queue and queue.startswith(PARKED) else None
 
 
 def is_rate(value: Any) -> bool:

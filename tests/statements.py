@@ -20,6 +20,7 @@ import sqlparse
 from django_outbox.listeners.history import Entry
 from django_outbox.listeners.outcomes import Decision, Status
 from django_outbox.listeners.queues import Route
+from django_outbox.queue_settings import parked_queue
 from django_outbox.sql import DIALECTS
 from django_outbox.sql.values import (
     EVENTS,
@@ -40,6 +41,7 @@ NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
 TEXT = "2026-01-02 03:04:05.000000"
 LATER = datetime(2099, 1, 2, tzinfo=timezone.utc)
 BRANCHES = [Branch("default", 10, 3600.0, 1000), Branch("mail", 5)]
+PAUSE = 7  # the id of one; there is none with the next id
 SERVERS: dict[str, dict[str, Any]] = {
     "postgresql": {"vendor": "postgresql", "pg_version": 150000},
     "postgresql-18": {"vendor": "postgresql", "pg_version": 180000},
@@ -95,6 +97,19 @@ def names(prefix: str, count: int) -> list[str]:
     return [f"{prefix}{n:03}" for n in range(count)]
 
 
+def inside(call: Callable[[Any], object]) -> Callable[[Any], object]:
+    """Return a call that finds a transaction open."""
+
+    def run(dialect: Any) -> object:
+        dialect.connection.in_atomic_block = True
+        try:
+            return call(dialect)
+        finally:
+            dialect.connection.in_atomic_block = False
+
+    return run
+
+
 def calls(count: int = 2) -> dict[str, Callable[[Any], object]]:
     """Return what is called with a dialect, about ``count`` rows.
 
@@ -112,6 +127,7 @@ def calls(count: int = 2) -> dict[str, Callable[[Any], object]]:
     branches = [Branch("default", count, 3600.0, 500 * count), Branch("mail", 5)]
     light = [Branch("default", count, 3600.0), Branch("mail", 5)]
     by_stream = {"kind": LeaseKind.STREAM}
+    parked = [Release(each, NOW, 7, 0.0, parked_queue(PAUSE)) for each in streams]
 
     def claim(**options: Any) -> Callable[[Any], object]:
         return lambda dialect: dialect.claim(Claim(me="w", lease=30.0, **options))
@@ -177,7 +193,11 @@ def calls(count: int = 2) -> dict[str, Callable[[Any], object]]:
         "move streams": named("move", table=STREAMS, of="old", queue="new", limit=count),
         "wake streams": named("wake_streams", streams=[":idle", "lane:idle"]),
         "number events": named("number", places=[(":idle", 2, "default"), (":new", 1, None)]),
-        "resume": named("resume", ids=names("postponed", count)),
+        "what is due first": named("due_first", queues=["default", "mail"], limit=count),
+        "park rows": inside(named("park", rows=dict.fromkeys(free, PAUSE))),
+        "park streams": inside(named("release_streams", me="w", streams=parked)),
+        "bring rows home": named("unpark", table=EVENTS, pause=PAUSE + 1, limit=count),
+        "bring streams home": named("unpark", table=STREAMS, pause=PAUSE + 1, limit=count),
         "take a named lease": named("take_lease", name="purge", me="w", lease=30.0),
         "delete events": named("delete", table="outbox_event", ids=held),
         "delete streams": named("delete", table="outbox_stream", ids=[*streams]),
@@ -202,6 +222,10 @@ def answers() -> dict[str, list[list[tuple[Any, ...]]]]:
         "other queues": [[("mail",)]],
         "move events": [[("a",)]],
         "move streams": [[("s",)]],
+        "park rows": [[(PAUSE,)]],
+        "park streams": [[(PAUSE,)], [("s", None)]],
+        "bring rows home": [[("a",)], [("a", None, "paused:8")]],
+        "bring streams home": [[("s",)], [("s", 1, "a")], [("a", None, "mail")]],
     }
 
 

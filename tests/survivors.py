@@ -181,17 +181,6 @@ SURVIVORS = (
         test="tests/unit/test_hot_claims.py::test_a_poll_follows_a_claim_of_offers_that_failed",
     ),
     Survivor(
-        name="a paused offer that asks for no poll",
-        edits=[
-            (
-                "worker/claimer.py",
-                "self._wakeup.poll_wanted = True  # the poll postpones",
-                "self._wakeup.poll_wanted = False  # the poll postpones",
-            )
-        ],
-        test="tests/unit/test_hot_claims.py::test_a_poll_follows_an_offer_that_is_paused",
-    ),
-    Survivor(
         name="offers without a free thread that ask for no poll",
         edits=[
             (

@@ -14,12 +14,12 @@ from django.test import override_settings
 
 import django_outbox as outbox
 from django_outbox.listeners.outcomes import Status
-from django_outbox.models import OutboxEvent, OutboxPause
+from django_outbox.models import OutboxEvent, OutboxPause, OutboxStream
 from django_outbox.models.pause_queryset import Resumed
-from django_outbox.sql.values import POSTPONED_FOR
+from django_outbox.queue_settings import parked_by
 from django_outbox.worker.pauses import KnownPauses
 from tests.plans import sent
-from tests.table import insert, keyed, listening, now, row, stream, stream_due_in, write
+from tests.table import insert, keyed, listening, now, row, stream, write
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -35,15 +35,10 @@ def resume(kind: str, name: str) -> Resumed:
     return OutboxPause.objects.filter(kind=kind, name=name).resume()
 
 
-def is_far(event_id: str) -> bool:
-    """Return whether a row is postponed: due much later, without an owner."""
-    found = row(event_id)
-    return found.locked_by is None and found.locked_at is not None and due_in(found) > 60
-
-
-def due_in(event: OutboxEvent) -> float:
-    assert event.available_at is not None
-    return (event.available_at - now()).total_seconds()
+def is_parked(each: OutboxEvent | OutboxStream) -> bool:
+    """Return whether a row or stream waits in the queue of a pause, and nobody has leased it."""
+    pause = parked_by(each.queue)
+    return each.locked_by is None and OutboxPause.objects.filter(pk=pause).exists()
 
 
 @contextmanager
@@ -104,8 +99,7 @@ def test_a_keyed_event_of_a_paused_type_holds_its_stream() -> None:
         pause(*TYPE)
         outbox.drain()
         assert sorted(got) == sorted([*first, other])
-        assert stream_due_in("k") > 60
-        assert stream("k").locked_by is None
+        assert is_parked(stream("k"))
         assert (row(held).attempts, row(held).status) == (0, Status.NEW)
         assert resume(*TYPE) == Resumed(pauses=1, events=0, streams=1)
         outbox.drain()
@@ -145,12 +139,9 @@ def test_of_several_listeners_the_others_run_and_the_paused_one_waits(
         found = OutboxEvent.objects.get(held)
         assert (found.status, found.attempts, found.locked_by) == (Status.NEW, 0, None)
         if key is None:
-            if not routed:  # what is routed at its claim waits shortly at first
-                OutboxEvent.objects.filter(pk=found.pk).update(available_at=now())
-                assert outbox.drain() == 0
-            assert is_far(found.pk)
+            assert is_parked(found)
         else:
-            assert stream_due_in(key, "mail") > 60
+            assert is_parked(stream(key, "mail"))
         resumed = resume("listener", f"{SENT} mail")
         assert (resumed.events, resumed.streams) == ((1, 0) if key is None else (0, 1))
         assert outbox.drain() == 1
@@ -178,26 +169,18 @@ def test_a_pause_of_a_renamed_listener_holds_its_rows_of_before_and_after(
 # -- a claim costs the same ------------------------------------------------------------------------
 
 
-def postpone_due(known: KnownPauses, limit: int) -> int:
-    """Postpone paused rows; return how many rows a claim may take, which is ``limit`` at most."""
-    left = known.postpone_due(connection, {"default": limit})
-    assert [*left] == ["default"]
-    return left["default"]
-
-
 def test_without_a_pause_nothing_but_its_table_is_asked() -> None:
-    insert(3)
     looking = KnownPauses()
-    asked = sent(lambda: (looking.refresh(connection), postpone_due(looking, 10)))
+    asked = sent(lambda: looking.refresh(connection))
     assert len(asked) == 1
     assert "outbox_pause" in asked[0]
     assert sent(lambda: looking.refresh(connection)) == []  # just read
 
 
-# -- a resume while a worker postpones -------------------------------------------------------------
+# -- a resume while a worker parks -------------------------------------------------------------
 
 
-def test_a_stream_is_not_postponed_for_a_pause_that_is_over() -> None:
+def test_a_stream_is_not_parked_for_a_pause_that_is_over() -> None:
     with noting(SENT) as got:
         keyed("k", event_type=SENT)
         pause(*TYPE)
@@ -246,14 +229,37 @@ def test_a_paused_stream_keeps_its_order_and_its_writers_go_on() -> None:
     assert got == [free, *ids]
 
 
-def test_a_postponement_is_bounded() -> None:
-    """Even without a resume, a postponed event becomes due by itself."""
-    (event_id,) = insert(event_type=SENT)
-    pause(*TYPE)
-    outbox.drain()
-    assert 60 < due_in(row(event_id)) <= POSTPONED_FOR
-    OutboxPause.objects.all().delete()  # not ``resume``, so nothing makes its events due
-    OutboxEvent.objects.update(available_at=now())
+@pytest.mark.parametrize("key", [None, "k"])
+def test_what_is_parked_for_a_pause_that_is_gone_is_delivered(key: str | None) -> None:
     with noting(SENT) as got:
+        ids = write(2, SENT, key=key)
+        pause(*TYPE)
         outbox.drain()
-    assert got == [event_id]
+        OutboxPause.objects.all().delete()  # not ``resume``, so nothing is moved
+        assert outbox.drain() == 2
+    assert got == ids
+
+
+def test_a_parked_stream_goes_on_when_its_paused_event_is_cancelled() -> None:
+    with noting(SENT, OTHER) as got:
+        (paused,) = keyed("k", event_type=SENT)
+        (behind,) = keyed("k", event_type=OTHER)
+        pause(*TYPE)
+        outbox.drain()
+        assert OutboxEvent.objects.filter(pk=paused).cancel() == 1
+        outbox.drain()
+    assert got == [behind]
+
+
+def test_what_is_parked_can_be_cancelled_and_rescheduled() -> None:
+    with noting(SENT) as got:
+        cancelled, later = insert(2, event_type=SENT)
+        pause(*TYPE)
+        outbox.drain()
+        assert outbox.cancel(event_id=cancelled) == 1
+        assert outbox.reschedule(event_id=later, deliver_after=60) == 1
+        assert is_parked(row(later))
+        assert resume(*TYPE).events == 1
+        assert outbox.drain() == 0
+        assert outbox.drain(at=now() + timedelta(seconds=90)) == 1
+    assert got == [later]

@@ -18,7 +18,7 @@ from django_outbox.sql import dialect_of
 from django_outbox.worker.pauses import end_pauses
 from tests.surroundings import heard
 from tests.table import insert, listening, now, row, statuses, write
-from tests.test_pause import OTHER, SENT, TYPE, is_far, noting
+from tests.test_pause import OTHER, SENT, TYPE, is_parked, noting
 from tests.test_queue_status import breaker
 from tests.waiting import wait_until
 
@@ -50,7 +50,7 @@ def test_a_drain_ends_a_pause_as_a_resume_does(caplog: pytest.LogCaptureFixture)
         ids = insert(3, event_type=SENT, first_due_at=now() - timedelta(days=3))
         pause(*TYPE)
         assert outbox.drain() == 0
-        assert all(is_far(each) for each in ids)
+        assert all(is_parked(row(each)) for each in ids)
         let_end()
         assert outbox.drain() == 3
     assert got == ids
@@ -81,7 +81,7 @@ def test_after_an_error_the_others_are_ended(monkeypatch: pytest.MonkeyPatch) ->
         raise ZeroDivisionError
 
     with monkeypatch.context() as patch:
-        patch.setattr(type(dialect_of(connection)), "clock", fail)
+        patch.setattr(type(dialect_of(connection)), "unpark", fail)
         with pytest.raises(ZeroDivisionError):
             end_pauses("default")
     end_pauses("default")
@@ -124,7 +124,7 @@ def test_what_another_pause_holds_stays_paused() -> None:
         let_end(name=SENT)
         outbox.drain()
     assert got == [ended]
-    assert is_far(held)
+    assert is_parked(row(held))
     assert OutboxPause.objects.get().name == OTHER
 
 

@@ -101,14 +101,14 @@ def test_a_backlog_of_another_queue_does_not_hide_what_is_due(
 def test_due_events_of_a_closed_queue_are_shown_as_paused(admin_client: Client, kind: str) -> None:
     insert(2, queue="hooks")
     insert(1)
-    insert(1, due=60, locked_at=now())  # postponed by a pause of its type
+    insert(1, due=-60, queue="paused:7")  # parked by a pause of its type
     insert(1, queue="hooks", due=60, locked_by="w1", locked_at=now())
-    assert cells(body(admin_client, EVENTS, state="paused")) == ["default"]
+    assert cells(body(admin_client, EVENTS, state="paused")) == ["paused:7"]
     if kind == "queue":
         OutboxPause.objects.pause("queue", "hooks")
     else:
         breaker()
-    assert cells(body(admin_client, EVENTS, state="paused")) == ["hooks", "hooks", "default"]
+    assert cells(body(admin_client, EVENTS, state="paused")) == ["paused:7", "hooks", "hooks"]
     assert cells(body(admin_client, EVENTS, state="paused", queue="hooks")) == ["hooks"] * 2
 
 

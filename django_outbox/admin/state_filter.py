@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 from django.db import connections
@@ -13,11 +13,12 @@ from django.utils.translation import gettext_lazy as _
 from ..listeners.outcomes import UNSETTLED, Status
 from ..models import OutboxPause, OutboxQuerySet, OutboxStream
 from ..models.fields import DatabaseNow, IsDead
-from ..models.pause_queryset import LEASED, POSTPONED
+from ..models.pause_queryset import LEASED, PARKED
 from ..sql import dialect_of
 from ..sql.values import CLOSING_KINDS
 
 BY_DUE_TIME: Final = ("available_at", "id")  # the earliest due time comes first
+DUE: Final = Q(available_at__lte=DatabaseNow())
 SCAN_LIMIT: Final = 10_000  # events that a search by due time covers
 DEAD_LIMIT: Final = 100_000  # dead events that a search covers
 MAX_BLOCKED_STREAMS: Final = 100  # blocked streams whose events are shown
@@ -41,20 +42,13 @@ Scan = Callable[[Rows, Span], ScanResult]
 
 
 def _scan_due(rows: Rows, span: Span) -> ScanResult:
-    return _up_to_limit(rows.due(), Q(available_at__lte=DatabaseNow()))
+    return _up_to_limit(rows.filter(DUE).order_by(*BY_DUE_TIME), DUE)
 
 
 def scan_due_later(rows: Rows, span: Span) -> ScanResult:
     """Search by next due time; leases end soon, so leased events are among the first."""
     later = Q(available_at__gt=DatabaseNow())
     return _up_to_limit(rows.filter(later).order_by(*BY_DUE_TIME), later)
-
-
-def _scan_paused(rows: Rows, span: Span) -> ScanResult:
-    """Search for postponed events, and the due events of closed queues, which are not postponed."""
-    later, closed = scan_due_later(rows, span), [*closed_queues().using(rows.db)]
-    due = Q(available_at__lte=DatabaseNow(), queue__in=closed)
-    return replace(later, where=later.where | due) if closed else later
 
 
 def _up_to_limit(rows: Rows, where: Q) -> ScanResult:
@@ -104,16 +98,14 @@ class State:
     ordering: tuple[str, ...] = BY_DUE_TIME
 
 
-# Neither leased nor postponed by a pause.
-WAITING: Final = Q(available_at__gt=DatabaseNow(), locked_by=None, locked_at=None)
-DUE: Final = Q(available_at__lte=DatabaseNow())
+WAITING: Final = Q(available_at__gt=DatabaseNow(), locked_by=None)
 
 STATES: Final = {
-    "due": State(_("Due"), DUE, _scan_due),
+    "due": State(_("Due"), DUE & ~PARKED, _scan_due),
     "leased": State(_("Leased"), LEASED),
     "scheduled": State(_("Scheduled"), WAITING & Q(status=Status.NEW)),
     "retrying": State(_("Retrying"), WAITING & Q(status=Status.RETRY)),
-    "paused": State(_("Paused"), POSTPONED | DUE & Q(queue__in=closed_queues()), _scan_paused),
+    "paused": State(_("Paused"), DUE & (PARKED | Q(queue__in=closed_queues())), _scan_due),
     "blocked": State(
         _("Blocked by their key"), Q(status__in=UNSETTLED), _scan_blocked, ("stream", "seq")
     ),

@@ -12,7 +12,7 @@ from ..conf import current
 from ..exceptions import BrokerUnavailable, ListenerTimeout, RetryAfter
 from ..listeners.outcomes import LOST, Decision
 from ..listeners.registry import Listener
-from ..sql.values import Pauses
+from ..sql.values import NO_PAUSES, Pauses
 from . import verdicts
 from .answers import WrongAnswer
 from .batch_call import BatchCall
@@ -21,7 +21,6 @@ from .deliver import routed
 from .halves import Halving
 from .invocation import NotBegun, NotOurs, settle_together
 from .lease import Lease
-from .paused import NO_PAUSES
 from .verdicts import AT_ONCE, Member, Verdict
 
 # What a call raises for all of its events; it is not split.

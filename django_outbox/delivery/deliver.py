@@ -18,15 +18,18 @@ from ..listeners.outcomes import DISCARDED, DONE, Decision, Status
 from ..listeners.queues import can_be_awaited, is_published
 from ..listeners.registry import Listener
 from ..models import live_workers
-from ..sql.values import Pauses
+from ..models.pause_queryset import holding
+from ..sql.values import NO_PAUSES, Pauses
 from . import verdicts
 from .call import Call, Report, prepare, report_nothing
 from .decide import clean, dead, describe, failed, name
 from .lease import Lease
-from .paused import NO_PAUSES, PAUSED, is_paused
 from .timeouts import TimedCall
 
 logger = logging.getLogger("django_outbox")
+
+# For an event that a worker had claimed when the pause began: the poll after this parks it.
+PAUSED = Decision(status=Status.NEW, delay=1.0, outcome="deferred")  # seconds
 
 
 def deliver(
@@ -139,7 +142,7 @@ def routed(
 
     ``check_only``: check that the payload can be decoded, and leave that to its first access.
     """
-    if pauses and is_paused(pauses, lease.event_type, lease.listener, lease.key):
+    if holding(pauses, lease.event_type, lease.listener, lease.key) is not None:
         return PAUSED
     try:
         # Here, so that damaged JSON is dead, and not retried.

@@ -147,13 +147,13 @@ def _pause_of(row: OutboxEvent, pauses: Iterable[OutboxPause]) -> OutboxPause | 
     )
 
 
-def _names_holding(row: OutboxEvent) -> list[tuple[str, str | None]]:
+def _names_holding(row: OutboxEvent) -> list[tuple[str, str]]:
     closing = [(kind, row.queue) for kind in CLOSING_KINDS]
     return [*names_holding(row.event_type, row.listener, row.key), *closing]
 
 
 def _pauses(alias: str, rows: Sequence[OutboxEvent]) -> list[OutboxPause]:
-    names = {name for row in rows for _, name in _names_holding(row) if name is not None}
+    names = {name for row in rows for _, name in _names_holding(row)}
     return [*OutboxPause.objects.using(alias).filter(name__in=names)] if names else []
 
 

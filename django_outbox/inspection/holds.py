@@ -18,6 +18,7 @@ from ..conf import current
 from ..listeners.history import first_line
 from ..models import OutboxEvent, OutboxPause, OutboxStream
 from ..models.fields import IsIndexed, age
+from ..queue_settings import parked_queue
 from ..sql import dialect_of
 from ..sql.values import CLOSING_KINDS
 
@@ -99,7 +100,7 @@ def _pauses(alias: str, now: datetime) -> Iterator[Hold]:
 
 def _queue(pause: OutboxPause) -> str:
     """Return the queue that a pause closes, or the one in which it parks deliveries."""
-    return pause.name if pause.kind in CLOSING_KINDS else f"paused:{pause.pk}"
+    return pause.name if pause.kind in CLOSING_KINDS else parked_queue(pause.pk)
 
 
 def _dead_heads(alias: str, now: datetime) -> Iterator[Hold]:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from ..conf import current
 from ..events import UNROUTED_LANE, Event
-from ..queue_settings import DEFAULT_QUEUE
+from ..queue_settings import DEFAULT_QUEUE, parked_by
 from . import registry
 from .registry import Listener, until_registered
 
@@ -38,7 +38,9 @@ def queue_of(listener: Listener) -> str:
 def expected_queue(title: str | None, queue: str) -> str:
     """Return the queue of a row: that of its listener if this process has it, else ``queue``."""
     found = None if title is None else registry.by_title(title)
-    return queue if found is None else queue_of(found)
+    if found is None:
+        return queue if parked_by(queue) is None else DEFAULT_QUEUE
+    return queue_of(found)
 
 
 def row_id(event_id: str, digest: str) -> str:

@@ -15,7 +15,7 @@ from ..listeners.outcomes import UNSETTLED, Status
 from ..signals import announce, events_discarded, events_purged, events_replayed
 from .deliver_to import deliver_parts, registered
 from .fields import DatabaseNow, IsDead, IsIndexed, IsRescued, age
-from .pause_queryset import LEASED, POSTPONED, paused_condition
+from .pause_queryset import LEASED, PARKED, paused_condition
 from .queryset import TableQuerySet
 from .replay import (
     ALONE,
@@ -76,7 +76,7 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
 
     def due(self) -> OutboxQuerySet:
         """Return events that the next claim may take, oldest first; keyed ones by their stream."""
-        return self.filter(available_at__lte=DatabaseNow()).order_by(*CLAIM_ORDER)
+        return self.filter(~PARKED, available_at__lte=DatabaseNow()).order_by(*CLAIM_ORDER)
 
     def waiting(self) -> OutboxQuerySet:
         """Return events that wait for their due time or next try, and are not leased."""
@@ -100,12 +100,8 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
         """Return pending events that workers were lost with since they were last settled."""
         return self.pending().filter(IsRescued("rescues"))
 
-    def postponed(self) -> OutboxQuerySet:
-        """Return events without a key that a worker has postponed because they are paused."""
-        return self.filter(POSTPONED)
-
     def paused(self) -> OutboxQuerySet:
-        """Return pending events that wait for a resume: by type, by key, by queue, or postponed.
+        """Return pending events that wait for a resume: by type, by key, by queue, or parked.
 
         A queue whose circuit breaker is open counts as paused. Leave out the events behind them in
         a stream, and leased events, which finish first.

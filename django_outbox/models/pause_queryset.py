@@ -1,35 +1,37 @@
-"""Queryset methods that pause and resume; the SQL that postpones rows is in package ``sql``."""
+"""Queryset methods that pause and resume; the SQL that parks rows is in package ``sql``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
 from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Q
 
 from ..conf import current
 from ..events import as_utc
-from ..listeners.outcomes import UNSETTLED
 from ..listeners.registry import titles_of
+from ..queue_settings import PARKED as PARKED_START
+from ..queue_settings import PARKED_END
 from ..signals import announce, breaker_closed, delivery_paused, delivery_resumed
 from ..sql import dialect_of
-from ..sql.values import CLOSING_KINDS, POSTPONED_FOR
+from ..sql.values import CLOSING_KINDS, EVENTS, STREAMS, Pauses
 from .fields import DatabaseNow
 from .queryset import TableQuerySet
 
 if TYPE_CHECKING:
     from . import OutboxPause  # noqa: F401 - named in a string below
 
-EVENTS_PER_STATEMENT: Final = 500  # events made due in one statement
-STREAMS_PER_BATCH: Final = 200  # streams that are checked and woken together
+AT_ONCE: Final = 500  # rows or streams that a resume moves together
 MAX_NAME_LENGTH: Final = 255  # characters of a pause's name, at most
 
 DUE_LATER: Final = Q(available_at__gt=DatabaseNow())
 LEASED: Final = Q(DUE_LATER, locked_by__isnull=False)
-POSTPONED: Final = Q(DUE_LATER, locked_by=None, locked_at__isnull=False)
+# What is parked by a pause, a row or a stream: the id of the pause is in the name of its queue.
+PARKED: Final = Q(queue__gt=PARKED_START, queue__lt=PARKED_END)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +39,8 @@ class Resumed:
     """The outcome of a resume."""
 
     pauses: int  # that ended
-    events: int  # that were made due
-    streams: int  # that were made due
+    events: int  # without a key that waited for it
+    streams: int  # that waited for it
 
 
 class PauseQuerySet(TableQuerySet["OutboxPause"]):
@@ -48,7 +50,7 @@ class PauseQuerySet(TableQuerySet["OutboxPause"]):
 
         OutboxPause.objects.pause("event_type", "order.placed", reason="stocktaking", by="ada")
         resumed = OutboxPause.objects.filter(kind="event_type", name="order.placed").resume()
-        print(resumed.events, resumed.streams)  # how many were made due
+        print(resumed.events, resumed.streams)  # how many waited
     """
 
     def pause(
@@ -94,10 +96,10 @@ class PauseQuerySet(TableQuerySet["OutboxPause"]):
         return self.filter(until__lte=DatabaseNow()).exclude(kind="breaker")
 
     def resume(self) -> Resumed:
-        """End these pauses, and make the events that waited due now, batch by batch.
+        """End these pauses, and move what waited to the queues of its listeners, batch by batch.
 
-        If it is interrupted, the remaining events become due by themselves within ten minutes. The
-        events of a queue need no change: workers claim from it again.
+        If it is interrupted, a worker moves the rest. What waits in a queue that was paused needs
+        no change: workers claim from it again.
         """
         batches = [*self.resume_batches()]
         return Resumed(
@@ -114,12 +116,12 @@ class PauseQuerySet(TableQuerySet["OutboxPause"]):
         alias = self._write_alias()
         every = self.model.objects.using(alias)
         for pk, kind, name in self.using(alias).order_by("pk").values_list("pk", "kind", "name"):
-            # This waits for a worker that is postponing rows; a later one finds the pause gone.
+            # This waits for a worker that is parking rows; a later one finds the pause gone.
             if not every.filter(pk=pk).delete()[0]:
                 continue
             yield Resumed(pauses=1, events=0, streams=0)
             count = 0
-            for batch in _make_due(alias, kind, name):
+            for batch in bring_home(connections[alias], pk):
                 count += batch.events + batch.streams
                 yield batch
             announce(delivery_resumed, sender=alias, kind=kind, name=name, count=count)
@@ -127,37 +129,43 @@ class PauseQuerySet(TableQuerySet["OutboxPause"]):
                 announce(breaker_closed, sender=alias, queue=name)
 
 
-def _make_due(alias: str, kind: str, name: str) -> Iterator[Resumed]:
-    """Make what waited for a pause due; yield the numbers of events and streams of each batch."""
-    if kind in CLOSING_KINDS:
+def bring_home(connection: BaseDatabaseWrapper, pause: int) -> Iterator[Resumed]:
+    """Move what is parked for a pause that has ended; yield the numbers of each batch."""
+    dialect = dialect_of(connection)
+    if dialect.keep_pauses([pause]):
         return
-    found = _ResumedBacklog(alias, kind, name)
-    for events in found.make_events_due():
+    while events := dialect.unpark(EVENTS, pause=pause, limit=AT_ONCE):
         yield Resumed(pauses=0, events=events, streams=0)
-    for streams in found.wake_streams():
+    while streams := dialect.unpark(STREAMS, pause=pause, limit=AT_ONCE):
         yield Resumed(pauses=0, events=0, streams=streams)
 
 
 def paused_condition(alias: str) -> Q:
-    """Return the condition of events that are postponed, or that no poll will claim now."""
+    """Return the condition of events that are parked, or that no poll will claim now."""
     from . import OutboxPause
 
     pauses = OutboxPause.objects.using(alias)
     types = pauses.filter(kind="event_type").values("name")
     keys = pauses.filter(kind="stream").values("name")
     queues = pauses.filter(kind__in=CLOSING_KINDS).values("name")
-    return Q(event_type__in=types) | Q(key__in=keys) | Q(queue__in=queues) | POSTPONED
+    return Q(event_type__in=types) | Q(key__in=keys) | Q(queue__in=queues) | PARKED
 
 
-def names_holding(
-    event_type: str, listener: str | None, key: str | None
-) -> list[tuple[str, str | None]]:
+def names_holding(event_type: str, listener: str | None, key: str | None) -> list[tuple[str, str]]:
     """Return kind and name of each pause, but of its queue, that would hold back a delivery.
 
     A pause of a listener that was renamed holds by any of its titles.
     """
     titles = [("listener", title) for title in titles_of(listener)]
-    return [("event_type", event_type), *titles, ("stream", key)]
+    return [("event_type", event_type), *titles, *([("stream", key)] if key is not None else [])]
+
+
+def holding(pauses: Pauses, event_type: str, listener: str | None, key: str | None) -> int | None:
+    """Return the id of a pause, but of its queue, that holds back a delivery; None if none does."""
+    if not pauses:
+        return None
+    names = names_holding(event_type, listener, key)
+    return next((pauses[name] for name in names if name in pauses), None)
 
 
 def settable_kinds() -> list[str]:
@@ -188,69 +196,3 @@ def until_error(until: datetime, now: datetime) -> str | None:
         f"The end of the pause, {until.isoformat(' ', 'seconds')}, is not in the future; "
         f"it is {now.astimezone(until.tzinfo).isoformat(' ', 'seconds')} now."
     )
-
-
-class _ResumedBacklog:
-    """Events and streams that waited for a pause that has ended, and may wait for others."""
-
-    def __init__(self, alias: str, kind: str, name: str) -> None:
-        self._alias, self._connection = alias, connections[alias]
-        self._kind, self._name = kind, name
-        self._dialect = dialect_of(self._connection)
-        now = self._dialect.clock()
-        # No row was postponed beyond this, and a worker that postpones now sees the resume.
-        self._until = now + timedelta(seconds=max(POSTPONED_FOR, current().LEASE))
-
-    def make_events_due(self) -> Iterator[int]:
-        """Make the events without a key due, except those whose event type is still paused."""
-        from . import OutboxEvent, OutboxPause
-
-        if self._kind == "stream":
-            return
-        rows = OutboxEvent.objects.using(self._alias).postponed()
-        rows = rows.filter(available_at__lte=self._until)
-        if self._kind == "event_type":
-            rows = rows.filter(event_type=self._name)
-        else:
-            paused = OutboxPause.objects.using(self._alias).filter(kind="event_type")
-            rows = rows.filter(listener__in=titles_of(self._name))
-            rows = rows.exclude(event_type__in=paused.values("name"))
-        rows, low = rows.order_by("available_at", "id"), None
-        while True:
-            batch = rows if low is None else rows.filter(available_at__gte=low)
-            # Another query reads the due time: PostgreSQL would sort all rows if it were selected.
-            ids = list(batch.values_list("pk", flat=True)[:EVENTS_PER_STATEMENT])
-            if not ids:
-                return
-            low = rows.filter(pk=ids[-1]).order_by().values_list("available_at", flat=True).first()
-            yield self._dialect.resume(ids=ids)
-
-    def wake_streams(self) -> Iterator[int]:
-        """Make streams due whose first event waited; a new version undoes a late postponement."""
-        from . import OutboxStream
-
-        streams = OutboxStream.objects.using(self._alias)
-        # Include leased streams: their worker may have read them while they were still paused.
-        waiting = streams.filter(due_at__gt=DatabaseNow(), due_at__lte=self._until)
-        if self._kind == "stream":  # in all lanes
-            yield self._wake([*waiting.filter(key=self._name).values_list("pk", flat=True)])
-            return
-        keys = [*waiting.order_by("pk").values_list("pk", flat=True)]
-        for start in range(0, len(keys), STREAMS_PER_BATCH):
-            yield self._wake(self._with_waiting_heads(keys[start : start + STREAMS_PER_BATCH]))
-
-    def _with_waiting_heads(self, keys: Sequence[str]) -> list[str]:
-        """Return those of these streams whose first event may have waited."""
-        from . import OutboxEvent
-
-        heads = self._dialect.heads(streams=keys, statuses=UNSETTLED)
-        events = OutboxEvent.objects.using(self._alias).filter(pk__in=[*heads.values()])
-        if self._kind == "event_type":
-            events = events.filter(event_type=self._name)
-        found = {*events.values_list("pk", flat=True)}
-        return [key for key, event_id in heads.items() if event_id in found]
-
-    def _wake(self, keys: Sequence[str]) -> int:
-        if keys:
-            self._dialect.wake_streams(keys)
-        return len(keys)

@@ -202,6 +202,4 @@ def change_waiting(rows: OutboxQuerySet, change: Change, signal: Signal | None =
 def due_at(rows: OutboxQuerySet, due: datetime) -> int:
     """Give pending events a due time; a row with a key is found by that of its stream instead."""
     alone = When(ALONE, then=Value(due, UTCDateTimeField()))
-    return rows.update_by_id(
-        available_at=Case(alone), deliver_at=due, first_due_at=due, locked_at=None
-    )
+    return rows.update_by_id(available_at=Case(alone), deliver_at=due, first_due_at=due)

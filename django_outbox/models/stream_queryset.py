@@ -15,6 +15,7 @@ from ..listeners.outcomes import UNSETTLED, Status
 from ..sql import dialect_of
 from .event_queryset import OutboxQuerySet
 from .fields import DatabaseNow, IsIndexed, age
+from .pause_queryset import PARKED
 from .queryset import TableQuerySet
 from .replay import BATCH_SIZE
 from .retention import batches
@@ -51,7 +52,8 @@ class StreamQuerySet(TableQuerySet["OutboxStream"]):
 
     def due(self) -> StreamQuerySet:
         """Return streams that the next claim may take, oldest first."""
-        return self.using(self._write_alias()).filter(due_at__lte=DatabaseNow()).order_by("due_at")
+        due = self.using(self._write_alias()).filter(~PARKED, due_at__lte=DatabaseNow())
+        return due.order_by("due_at")
 
     def leased(self) -> StreamQuerySet:
         """Return streams leased now."""

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Collection, Sequence
 from datetime import timedelta
 
-from ..queue_settings import MAX_QUEUES
+from ..queue_settings import MAX_QUEUES, PARKED, PARKED_END
 from .statements import Statements
 from .values import (
     EVENTS,
@@ -33,6 +33,8 @@ from .values import (
 COUNT_RESCUE = (
     "rescues = e.rescues + CASE WHEN e.locked_by IS NULL OR e.locked_by = %s THEN 0 ELSE 1 END"
 )
+
+Gap = tuple[str, str | None]  # between two names of queues; None: to the end
 
 logger = logging.getLogger("django_outbox")
 
@@ -215,23 +217,31 @@ class EventLeases(Statements):
         return self._rows_of_each(selects)
 
     def other_queues(self, *, known: Collection[str]) -> list[str]:
-        """Return queues besides the ``known`` ones that rows or streams wait in.
+        """Return queues besides the ``known`` ones and those of pauses in which anything waits."""
+        return self._others(known, [("", PARKED), (PARKED_END, None)])
+
+    def _others(self, known: Collection[str], within: Sequence[Gap]) -> list[str]:
+        """Return queues between these names, besides the ``known`` ones, in which anything waits.
 
         A statement seeks the gaps between known names in the indexes, whatever the number of rows.
         It finds the first queue of each gap, so others are sought behind those that it found.
         """
         found: set[str] = set()
         for _ in range(MAX_QUEUES):
-            names = self._first_in_gaps(sorted({*known, *found}))
-            if not names:
+            names = sorted({*known, *found})
+            gaps: list[Gap] = []
+            for low, high in within:
+                inside = [each for each in names if low < each and (high is None or each < high)]
+                gaps += zip([low, *inside], [*inside, high], strict=True)
+            if not (more := self._first_in(gaps)):
                 break
-            found |= names
+            found |= more
         return sorted(found)
 
-    def _first_in_gaps(self, names: Sequence[str]) -> set[str]:
-        """Return the first queue between each two of these sorted names, and at both ends."""
+    def _first_in(self, gaps: Sequence[Gap]) -> set[str]:
+        """Return the first queue in each gap between two names."""
         selects = []
-        for low, high in zip(["", *names], [*names, None], strict=True):
+        for low, high in gaps:
             for table in (EVENTS, STREAMS):
                 below, more = ("", []) if high is None else ("AND queue < %s ", [high])
                 sql = f"""SELECT queue FROM {self._by_due(table)} WHERE queue > %s {below}

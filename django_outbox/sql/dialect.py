@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from .inspection import Inspection
+from .parking import Parking
 from .routes import Routing
 from .slots import Slots
 from .streams import StreamLeases
 from .upkeep import Upkeep
 
 
-class Dialect(Routing, Slots, StreamLeases, Upkeep, Inspection):
+class Dialect(Routing, Slots, Parking, StreamLeases, Upkeep, Inspection):
     """Every operation on the tables, in the SQL of one database."""

@@ -13,6 +13,7 @@ from typing import Any
 from django.db import IntegrityError, OperationalError
 
 from ..conf import index_name
+from .claim import Gap
 from .dialect import Dialect
 from .mysql_server import MySQLServer
 from .sequence_numbers import Places, due_of_followers
@@ -38,6 +39,7 @@ class MySQL(MySQLServer, Dialect):
     _skips_until = 0.0  # monotonic
     by_id = "{0} e FORCE INDEX (PRIMARY)"
     deleted_by_id = f"e FROM {by_id}"
+    shared_lock = " LOCK IN SHARE MODE"  # MySQL 8 knows FOR SHARE, MariaDB does not
     joined = "CONCAT({}, {})"
     on_conflict = "ON DUPLICATE KEY UPDATE"
     noted = "LAST_INSERT_ID({})"
@@ -116,9 +118,9 @@ class MySQL(MySQLServer, Dialect):
         mine = f"e.{key} IN ({marks(keys)}) AND {fence}", [*keys, *params]
         return spelled(update.changes), mine
 
-    def other_queues(self, *, known: Collection[str]) -> list[str]:
+    def _others(self, known: Collection[str], within: Sequence[Gap]) -> list[str]:
         # Finished rows are in the indexes too, without a due time.
-        found = super().other_queues(known=known)
+        found = super()._others(known, within)
         return sorted({row[0] for row in self._first_of_each(found, after=("'1000-01-01'", []))})
 
     def _by_due(self, table: Table) -> str:

@@ -30,7 +30,6 @@ class MySQLServer(Upkeep, Inspection):
         "outbox_inbox": " AND received_at IS NOT NULL",
         "outbox_statistics": " AND id > 0",
     }
-    shared_lock = " LOCK IN SHARE MODE"  # MySQL 8 knows FOR SHARE, MariaDB does not
 
     @contextmanager
     def time_limit(self, seconds: float) -> Iterator[None]:

@@ -47,6 +47,7 @@ class PostgreSQL(PostgreSQLServer, Dialect):
     now = "statement_timestamp()"
     now_plus = "statement_timestamp() + %s * interval '1 second'"
     now_micros = "(extract(epoch FROM statement_timestamp()) * 1000000)::bigint"
+    shared_lock = " FOR SHARE"
     owned_by_key = " OFFSET 0"  # keeps the planner from making the subquery a join
     _read_committed: ClassVar[WeakSet[Any]] = WeakSet()  # driver connections at this level
 

@@ -28,8 +28,6 @@ PLANS = (
 
 
 class PostgreSQLServer(Upkeep):
-    shared_lock = " FOR SHARE"
-
     @contextmanager
     def time_limit(self, seconds: float) -> Iterator[None]:
         name, set_it = "statement_timeout", "SELECT set_config(%s, %s, true)"  # until the rollback

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ..conf import current
 from ..events import split_stream
-from ..queue_settings import DEFAULT_QUEUE
+from ..queue_settings import DEFAULT_QUEUE, PARKED
 from .statements import Statements
 from .values import SQL, in_parts
 
@@ -25,6 +25,10 @@ STREAMS = 190  # per statement: with five parameters each, below the 999 that Dj
 UNLESS_SET = "COALESCE({row}due_at, {now})"
 # Here it does not, and only the due time of a lease is kept:
 UNLESS_LEASED = "CASE WHEN {row}locked_by IS NULL THEN {now} ELSE {row}due_at END"
+
+# When its queue changes: if nothing was pending in it, or if it is parked, too.
+IDLE = "{row}due_at IS NULL"
+IDLE_OR_PARKED = f"({IDLE} OR {{row}}queue LIKE '{PARKED}%%')"
 
 
 class SequenceNumbers(Statements):
@@ -46,16 +50,17 @@ class SequenceNumbers(Statements):
     def wake_streams(self, streams: Sequence[str], *, queue: str = DEFAULT_QUEUE) -> None:
         """Give streams a new version and make them due, even if purged or waiting for a retry.
 
-        ``queue`` is that of streams in which nothing was pending.
+        ``queue`` is that of streams in which nothing was pending, and of those that are parked,
+        as another event may be the first one now.
         """
         for places in _parts([(stream, 1, queue) for stream in dict.fromkeys(streams)]):
-            self._run(*self._upsert(places, due=UNLESS_LEASED))
+            self._run(*self._upsert(places, due=UNLESS_LEASED, moved=IDLE_OR_PARKED))
 
     def _number(self, places: Places) -> Mapping[str, int]:
         upsert, params = self._upsert(places, due=due_of_followers())
         return dict(self._rows(f"{upsert} RETURNING stream, seq", params))
 
-    def _upsert(self, places: Places, *, due: str) -> SQL:
+    def _upsert(self, places: Places, *, due: str, moved: str = IDLE) -> SQL:
         """Return the statement and its parameters. It locks rows in the order of ``places``."""
         row, (alias, new) = f"{self._stream}.", self._new_row
         seq = self.noted.format(f"{self.now_micros} + %s")
@@ -69,7 +74,8 @@ class SequenceNumbers(Statements):
         next_seq = self.noted.format(f"{row}seq + 1 + {new.format('seq')} - {self.now_micros}")
         sql = f"""INSERT INTO {self._stream} (stream, {self.key}, lane, seq, due_at, queue)
             VALUES {rows}{alias} {self.on_conflict}
-            queue = CASE WHEN {row}due_at IS NULL THEN {new.format("queue")} ELSE {row}queue END,
+            queue = CASE WHEN {moved.format(row=row)} THEN {new.format("queue")}
+                ELSE {row}queue END,
             seq = {next_seq}, due_at = {due.format(row=row, now=self.now)}"""
         return sql, [
             value

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..listeners.outcomes import COALESCED
+from ..queue_settings import PARKED
 from .inspection import Inspection
 from .streams import StreamLeases
 from .values import FULL, Row, in_parts, instant
 
 MOST_ROWS = 1000  # of a slot that one statement reads, or that one ends
-# Neither leased nor postponed by a pause; no suspect either, which is claimed alone.
-FREE = "(locked_by IS NULL AND locked_at IS NULL AND rescues < 2)"
+# Neither leased nor parked by a pause; no suspect either, which is claimed alone.
+FREE = f"(locked_by IS NULL AND queue NOT LIKE '{PARKED}%%' AND rescues < 2)"
 
 
 class Slots(StreamLeases, Inspection):

@@ -1,99 +1,29 @@
-"""Upkeep: pauses, named leases, deletions, and what checks ask of a server.
-
-A paused event is postponed, so that no claim finds it; a resume makes it due. Only a postponed row
-has a ``locked_at`` but no owner.
-"""
+"""Upkeep: pauses, named leases, deletions, and what checks ask of a server."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
 from typing import Any
 
 from .claim import EventLeases
 from .insert import Inserting
-from .transactions import single_transaction
-from .values import (
-    EVENTS,
-    POSTPONED_FOR,
-    PRIMARY_KEYS,
-    DueRow,
-    Pauses,
-    PauseTimes,
-    seconds_between,
-    to_database,
-)
+from .values import PRIMARY_KEYS, PauseTimes, seconds_between
 
 
 class Upkeep(EventLeases, Inserting):
     always: Mapping[str, str] = {}  # by table, a condition that a DELETE by primary key needs
-    shared_lock = ""  # SQL that locks selected rows against changes, but not against each other
 
     # -- pauses ------------------------------------------------------------------------------------
 
-    def pauses(self, *, lock: str = "") -> dict[tuple[str, str], PauseTimes]:
-        """Return the kind and name of every pause, and when it ends."""
+    def pauses(self) -> dict[tuple[str, str], PauseTimes]:
+        """Return every pause by its kind and name."""
         times = f"{self._in_utc(self.now)}, {self._in_utc('until')}, pause_seconds"
-        sql = f"SELECT kind, name, {times} FROM {self._table('outbox_pause')}{lock}"
+        sql = f"SELECT id, kind, name, {times} FROM {self._table('outbox_pause')}"
         return {
-            (kind, name): PauseTimes(seconds_between(now, until), length or 0.0)
-            for kind, name, now, until, length in self._rows(sql)
+            (kind, name): PauseTimes(pause, seconds_between(now, until), length or 0.0)
+            for pause, kind, name, now, until, length in self._rows(sql)
         }
-
-    def due_first(self, *, limit: int, since: Mapping[str, DueRow | None]) -> list[DueRow]:
-        """Return the ``limit`` rows due first of each queue that ``since`` names.
-
-        Its value is the row that the last call ended with, if this one is to continue behind it.
-        """
-        selects = []
-        for queue, last in since.items():
-            after, behind, more = None, "", []
-            if last is not None:
-                at = to_database(last.due_at, self.connection)
-                after, behind = ("%s", [at]), "AND (available_at > %s OR id > %s)"
-                more = [at, last.id]
-            due, given = self._in_queue(
-                queue, column="available_at", after=after, until=(self.now, [])
-            )
-            sql = f"""SELECT event_type, listener, id, {self._in_utc("available_at")} AS due_at,
-                queue, {self._in_utc(self.now)} AS now
-                FROM {self._by_due(EVENTS)} WHERE {due} {behind}
-                ORDER BY {self.by_queue}available_at, id LIMIT %s"""
-            selects.append((sql, [*given, *more, limit]))
-        return [DueRow.read(row) for row in self._rows_of_each(selects)]
-
-    def postpone(
-        self, *, ids: Sequence[str], newest: datetime, pauses: Pauses
-    ) -> tuple[int, Pauses]:
-        """Postpone rows that were due until ``newest``; return how many, and all pauses.
-
-        Postpone none if one of ``pauses`` has ended. No pause can end before the commit, so a
-        resume finds every row that was postponed for it.
-        """
-        with single_transaction(self.connection):
-            found: Pauses = frozenset(self.pauses(lock=self.shared_lock))
-            if not pauses <= found:
-                return 0, found
-            one_of, given = self._one_of(ids)
-            since = f"COALESCE(locked_at, {self.now})"
-            later = f"available_at = {self.now_plus}, locked_by = NULL, locked_at = {since}"
-            changes = later, [POSTPONED_FOR]
-            # A row that was claimed meanwhile is due later.
-            where = (
-                f"{one_of} AND available_at <= %s",
-                [*given, to_database(newest, self.connection)],
-            )
-            return self._update_unlocked("outbox_event", changes=changes, where=where), found
-
-    def resume(self, *, ids: Sequence[str]) -> int:
-        """Make postponed rows due now, as if for the first time; return how many."""
-        one_of, given = self._one_of(ids)
-        sql = f"""UPDATE {self._event_by_id} SET
-                available_at = {self.now}, first_due_at = {self.now}, locked_at = NULL
-            WHERE {one_of} AND available_at > {self.now}
-            AND locked_by IS NULL AND locked_at IS NOT NULL"""
-        return self._run(sql, given)
 
     # -- circuit breakers --------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from enum import Enum
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -70,12 +71,9 @@ class RescueState(Enum):
     SUSPECT = "(rescues > 1 OR (rescues = 1 AND locked_by <> %s))"
 
 
-Pauses = frozenset[tuple[str, str]]  # kind and name of each
+Pauses = Mapping[tuple[str, str], int]  # the ids of pauses, by kind and name
+NO_PAUSES: Pauses = MappingProxyType({})
 CLOSING_KINDS = ("queue", "breaker")  # kinds of pauses that close a queue to claims
-
-# Seconds by which a paused event is postponed each time. After an interrupted resume, events are
-# late by this much at most.
-POSTPONED_FOR = 600.0
 
 
 class LeaseKind(Enum):
@@ -167,27 +165,10 @@ class Claimed:
         return self.queues.get(queue, NOTHING)
 
 
-class DueRow(NamedTuple):
-    """A row that is due, as read to decide where or until when it waits."""
-
-    event_type: str
-    listener: str | None
-    id: str
-    due_at: datetime
-    queue: str
-    now: datetime  # the database's clock
-
-    @classmethod
-    def read(cls, row: Row) -> DueRow:
-        """Return a row with its instants aware, whatever the driver returned."""
-        due_at, now = stored_instant(row[3]), stored_instant(row[5])
-        assert due_at is not None and now is not None
-        return cls(row[0], row[1], row[2], due_at, row[4], now)
-
-
 class PauseTimes(NamedTuple):
-    """When a pause ends."""
+    """A pause, and when it ends."""
 
+    id: int
     left: float | None  # seconds until it does; negative: since when it has; None: no end is set
     length: float  # seconds; of a circuit breaker's pause
 

@@ -15,7 +15,6 @@ from .. import doorbell
 from ..clocks import monotonic
 from ..conf import CENTURY, Settings
 from ..delivery.lease import Run
-from ..delivery.paused import is_paused
 from ..sql import dialect_of
 from ..sql.values import Branch, Table
 from .breaker import close_breaker
@@ -125,11 +124,7 @@ class Claimer:
         offered: list[Offer] = []
         for gate in open_ones:
             offered += gate.offers.take(min(gate.free, self.settings.POLL_BATCH_SIZE))
-        events = {each.id: each.event for each in offered if not self._is_paused(each)}
-        if len(events) < len(offered):
-            self._wakeup.poll_wanted = True  # the poll postpones what is paused
-        if not events:
-            return
+        events = {each.id: each.event for each in offered}
         if len(events) < SMALL_CLAIM and not any(len(each.offers) for each in open_ones):
             self._throttle.count()
         try:
@@ -137,10 +132,6 @@ class Claimer:
         except BaseException:
             self._wakeup.poll_wanted = True  # the offers are gone, but the table has them
             raise
-
-    def _is_paused(self, offer: Offer) -> bool:
-        pauses = self._known_pauses.pauses
-        return bool(pauses) and is_paused(pauses, offer.event.event_type, offer.listener, None)
 
     def _nothing_due(self, gates: list[Gate], now: float) -> bool:
         """Ask in one statement whether nothing is due; if so, have ``gates`` rest.
@@ -161,7 +152,6 @@ class Claimer:
     def _claim_due(self, gates: list[Gate], now: float) -> None:
         most = self.settings.POLL_BATCH_SIZE
         limits = {each.name: min(each.free, most) for each in gates}
-        limits = self._known_pauses.postpone_due(self._connection, limits)
         scan = now >= self._scans.until and (now >= self._scan_at or not self._more_events)
         if scan and self._look_for_suspects(now):
             return

@@ -15,6 +15,7 @@ from ..delivery.deliver import dead_after_rescues
 from ..delivery.lease import Lease, Run, lease_from_row, row_run
 from ..events import Event
 from ..listeners.queues import expected_queue
+from ..queue_settings import parked_by
 from ..signals import announce, events_claimed
 from ..sql import dialect_of
 from ..sql.values import EVENTS, STREAMS, Branch, Claim, Claimed, RescueState, Row, Table, Unclaimed
@@ -103,10 +104,15 @@ class Claims:
         if hot is None:
             self._note_sizes(leases)
         held = self._held
+        may_be_paused = hot is not None or bool(self.reads.known_pauses.pauses)
+        if may_be_paused:
+            leases = yield from self._unpaused(leases)
         leases, queues = yield lambda connection: coalesce_and_complete(connection, leases, held)
         if self._look_at(queues):
             yield doorbell.ring
         leases = [each for each in leases if each.stream is None]
+        if may_be_paused and queues:  # some have a listener only now
+            leases = yield from self._unpaused(leases)
         if self._several:
             leases = yield from self._in_their_queues(leases)
         new = held.add_rows(leases)
@@ -143,6 +149,34 @@ class Claims:
         for queue, gate in self._gates.items():
             some = [each for each in leases if each.run.queue == queue] if self._several else leases
             gate.brought([each.payload_bytes for each in some])
+
+    def _unpaused(self, leases: list[Lease]) -> Steps[list[Lease]]:
+        """Release and park what is paused; return the others.
+
+        What another worker has parked can be among them if this process offered it. What has a key
+        is routed first, so that it waits in its order.
+        """
+        known, held = self.reads.known_pauses, dict[str, int]()
+        for lease in leases:
+            pause = known.holding(lease.event_type, lease.listener, None)
+            pause = parked_by(lease.run.queue) if pause is None else pause
+            if pause is None or lease.key is not None:
+                continue
+            if self._held.get(lease.id) is None:  # else it may be running
+                held[lease.id] = pause
+        if not held:
+            return leases
+        paused = [each for each in leases if each.id in held]
+        due = [  # not where it was: its pause may have ended since
+            Unclaimed(
+                each.id, each.locked_at, each.due_at, expected_queue(each.listener, each.run.queue)
+            )
+            for each in paused
+        ]
+        left = yield lambda connection: dialect_of(connection).unclaim(me=self._me, due=due)
+        queues = {each.run.queue for each in paused}
+        yield lambda connection: known.park(connection, held, queues)
+        return [each for each in leases if each.id not in held or each.id in left]
 
     def _in_their_queues(self, leases: list[Lease]) -> Steps[list[Lease]]:
         """Set the queue of each; release those whose threads are busy or in other workers.

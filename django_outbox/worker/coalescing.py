@@ -4,7 +4,7 @@ A slot has the rows of one listener that were written with the same ``coalesce=`
 insert. The rule, for a claim that has rows of a slot:
 
 - The newest row runs that this claim has leased or that is free: pending, and neither leased nor
-  postponed. It runs now, even if it is due later, and has the rescues of the row that it replaces.
+  parked. It runs now, even if it is due later, and has the rescues of the row that it replaces.
 - The older ones end, if they are free or of this claim. They were committed before the newest was
   started, as they were read before: so each committed write is followed by a delivery that starts
   after its commit, with its own payload or with one that was written later.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Collection
 from contextvars import copy_context
 from datetime import datetime
@@ -14,15 +15,15 @@ from ..clocks import monotonic
 from ..conf import current
 from ..delivery.batch import Batch
 from ..delivery.call import call_fallback
-from ..delivery.deliver import batch_listener, deliver
+from ..delivery.deliver import PAUSED, batch_listener, deliver
 from ..delivery.interceptors import drain_ending_errors
 from ..delivery.lease import Lease
-from ..delivery.paused import PAUSED
 from ..events import as_utc
 from ..listeners.outcomes import Decision
 from ..listeners.queues import batch_room, queue_of
 from ..listeners.registry import Listener
 from ..models import OutboxEvent
+from ..models.pause_queryset import bring_home
 from ..sql import dialect_of, engine_connection, is_in_memory
 from ..sql.values import EVENTS, RescueState
 from .connection_cleanup import tidy
@@ -109,6 +110,8 @@ class _Drain(DrainSettles):
             self.horizon = (self.at - dialect_of(connection).clock()).total_seconds()
         known = self.settings.queues
         others = dialect_of(connection).other_queues(known=[*known])
+        for pause in dialect_of(connection).stranded():
+            deque(bring_home(connection, pause), maxlen=0)
         self.queues = [*known, *others] if self.only is None else [*self.only]
         count, before = 0, -1
         while self._progress > before and (limit is None or count < limit):

@@ -84,14 +84,8 @@ class DrainClaims:
         if monotonic() >= self.known_pauses.ends_at:
             end_pauses(self.alias)
             self.known_pauses.read(connection)
-        rooms = dict.fromkeys(self._open_queues(), limit)
-        while any(rooms.values()):
-            found = self.known_pauses.postpone_due(connection, rooms)
-            if all(found.values()):
-                rooms = found
-                break
-        for queue, room in rooms.items():
-            if leases := self._claim_from(connection, queue, room, state):
+        for queue in self._open_queues():
+            if leases := self._claim_from(connection, queue, limit, state):
                 return leases
         return []
 
@@ -104,7 +98,7 @@ class DrainClaims:
         branch = Branch(queue, room, most_bytes=self.settings.PREFETCH_BYTES // 2)
         claim = self.claims.of([branch], exclude=self.excluded, state=state)
         while perform(connection, self.claims.claim_rows(claim)).rows:
-            if len(self.ready) or len(self.unrun):  # otherwise, all were passed on or coalesced
+            if len(self.ready) or len(self.unrun):  # else all were passed on, parked or coalesced
                 break
         return self.ready.take_all(len(self.ready))
 
@@ -120,8 +114,8 @@ class DrainClaims:
             return
         brought, before = 0, -1
         more: Collection[str] | bool = True
-        while more and not brought and self.reads.postponed > before:
-            before = self.reads.postponed
+        while more and not brought and self.reads.parked > before:
+            before = self.reads.parked
             rooms = dict.fromkeys(self._open_queues(), room)
             if not rooms:
                 break

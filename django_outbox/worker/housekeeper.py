@@ -13,6 +13,7 @@ from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..clocks import monotonic
+from ..models.pause_queryset import bring_home
 from ..queue_settings import DEFAULT_QUEUE
 from ..sql import dialect_of
 from ..sql.halving import in_turn
@@ -81,7 +82,10 @@ class Housekeeper:
             self._wakeup.poll()
 
     def _adopt(self, connection: BaseDatabaseWrapper) -> None:
-        """Move due events and streams of unknown queues to ``default``, if it is time."""
+        """Move due events and streams of unknown queues to ``default``, if it is time.
+
+        What is parked for a pause that has ended goes to the queues of its listeners.
+        """
         if not self._serves_default or monotonic() < self._search_at:
             return
         self._search_at = monotonic() + SEARCH_INTERVAL * random.uniform(0.8, 1.2)
@@ -98,6 +102,8 @@ class Housekeeper:
                     queue,
                     count,
                 )
+        for pause in dialect.stranded():  # its resume was interrupted
+            more = next(bring_home(connection, pause), None) is not None or more
         if more:
             self._search_at = 0.0
             self._wakeup.poll()

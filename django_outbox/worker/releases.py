@@ -13,6 +13,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from .. import doorbell
 from ..clocks import monotonic
 from ..delivery.lease import Lease, Run
+from ..queue_settings import parked_by
 from ..signals import announce, lease_lost
 from ..sql import dialect_of
 from ..sql.values import EVENTS, STREAMS, Release, Unclaimed
@@ -146,5 +147,5 @@ def release_of(run: Run, now: float) -> Release:
     if run.due == inf:
         return release(run.seq, None)
     # If it is due at once, its next claim reads what was written in the meantime.
-    delay = max(run.due - now, 0.0)
-    return release(run.seq if delay else None, delay, run.next_queue)
+    delay, waits = max(run.due - now, 0.0), parked_by(run.next_queue) is not None
+    return release(run.seq if delay or waits else None, delay, run.next_queue)

@@ -40,7 +40,7 @@ class StreamRead(NamedTuple):
     seq: int  # its version
     leases: list[Lease]  # its next events in order
     due: float  # monotonic; when it is due again behind them; inf: idle
-    queue: str | None = None  # of an event that is not due yet
+    queue: str | None = None  # where it waits, if its first event is paused or not due yet
 
 
 class Runs:
@@ -98,7 +98,7 @@ class Runs:
                     continue
                 run.seq, run.due, run.read_at = seq, due, inf
                 run.is_left = run.interrupted = False
-                run.next_queue = queue or run.next_queue
+                run.next_queue = queue
                 run.alone = max(run.alone - 1, 0)
                 if leases:
                     run.pause = 0.0

@@ -13,13 +13,13 @@ from ..clocks import monotonic
 from ..conf import Settings
 from ..delivery.deliver import dead_after_rescues
 from ..delivery.lease import Lease, Run, lease_from_row
-from ..delivery.paused import is_paused
 from ..events import split_stream, stored_instant
 from ..listeners.outcomes import Status
 from ..listeners.queues import expected_queue
+from ..queue_settings import parked_queue
 from ..signals import announce, events_claimed
 from ..sql import dialect_of
-from ..sql.values import KEYED, POSTPONED_FOR, Row, StreamQuery, StreamRows
+from ..sql.values import KEYED, Row, StreamQuery, StreamRows
 from .effects import Steps
 from .held import ids_and_leases
 from .pauses import KnownPauses
@@ -57,11 +57,11 @@ class StreamReads:
         """``count`` is called for each event; ``at`` is used by ``drain()`` instead of now."""
         self._settings, self._releases, self._pools = settings, releases, pools
         self._me, self._held, self._runs = releases.me, releases.held, releases.runs
-        self._decisions, self._known_pauses = decisions, known_pauses
+        self._decisions, self.known_pauses = decisions, known_pauses
         self._at, self._count = at, count
         self.exclude: list[str] = []  # streams that are not claimed again
         self.routed = 0  # events so far that were given to listeners they lacked
-        self.postponed = 0  # streams so far whose first events are paused
+        self.parked = 0  # streams so far whose first events are paused
 
     def read(self, runs: Sequence[Run], room: int) -> Steps[int]:
         """Read streams and hand out their events, about as many as there is room for.
@@ -89,9 +89,8 @@ class StreamReads:
             retries = yield lambda connection: dialect_of(connection).next_retries(read)
         mine = {each.name for each in streams}
         self._held.lose(each for each in runs if each.id not in mine)
-        if any(self._is_paused(row) for each in streams for row in each.rows[:1]):
-            # A resume after our read makes a new version of the stream, so its release is refused.
-            yield self._known_pauses.read
+        if any(self._pause_of(row) is not None for each in streams for row in each.rows[:1]):
+            yield self.known_pauses.read
         count = yield from self._take(streams, limit, retries)
         yield from self._releases.release_ended()
         announce(events_claimed, sender=self._releases.alias, count=count, source="cold")
@@ -158,8 +157,9 @@ class StreamReads:
                 return plan(due)  # it blocks the events behind it, not a retry before it
             if row[ROUTED_UNTIL] is not None and row[ROUTED_UNTIL] < row[SEQ]:
                 return plan(started + ROUTING_WAIT)
-            if self._is_paused(row):
-                return plan(started + (0.0 if leases else self._postpone(run)))
+            if (pause := self._pause_of(row)) is not None:
+                self.parked += not leases
+                return plan(started, None if leases else parked_queue(pause))
             next_try = stored_instant(row[DELIVER_AT])
             if next_try is not None and next_try > now:
                 queue = None if leases else _queue_of(row)
@@ -169,16 +169,8 @@ class StreamReads:
             due = 0.0
         return plan(due)
 
-    def _is_paused(self, row: Sequence[Any]) -> bool:
-        pauses = self._known_pauses.pauses
-        return bool(pauses) and is_paused(pauses, *(row[place] for place in PAUSE_COLUMNS))
-
-    def _postpone(self, run: Run) -> float:
-        """Return for how many seconds to leave a stream alone whose first event is paused."""
-        self.postponed += 1
-        if self._at is not None:  # it may be due again by then
-            self.exclude.append(run.id)
-        return POSTPONED_FOR
+    def _pause_of(self, row: Sequence[Any]) -> int | None:
+        return self.known_pauses.holding(*(row[place] for place in PAUSE_COLUMNS))
 
     def _lease(
         self, row: Row, run: Run, now: Any, next_try: datetime | None, *, is_head: bool

@@ -148,7 +148,7 @@ def test_filter_by_state() -> None:
         "scheduled": [make(Status.NEW, available_at=later).pk],
         "retrying": [make(Status.RETRY, available_at=later + n * HOUR).pk for n in range(2)],
         "leased": [make(Status.NEW, **lease).pk, make(Status.RETRY, **lease).pk],
-        "paused": [make(Status.NEW, available_at=later, locked_at=NOW).pk],
+        "paused": [make(Status.NEW, available_at=NOW - HOUR, queue="paused:7").pk],
         "blocked": keyed_events("k", Status.RETRY, Status.NEW),
         "done": [make(Status.DONE).pk],
         "dead": [make().pk, make(key="other", seq=1).pk][::-1],

@@ -191,14 +191,6 @@ def test_a_stream_waits_for_its_rescheduled_head() -> None:
     assert seen == [first, second]
 
 
-def test_what_a_pause_has_postponed_is_due_at_the_new_time_too() -> None:
-    """It would be due at the resume otherwise."""
-    (pk,) = insert(available_at=now() + 24 * HOUR, locked_at=now())
-    event_id, later = OutboxEvent.objects.get(pk=pk).event_id, now() + HOUR
-    assert outbox.reschedule(event_id=event_id, available_at=later) == 1
-    assert (row(event_id).available_at, row(event_id).locked_at) == (later, None)
-
-
 # -- bad input -------------------------------------------------------------------------------------
 
 

@@ -87,13 +87,3 @@ def test_a_claim_leaves_a_stream_that_is_due_later_by_now() -> None:
         found = dialect_of(connection).claim(stream_claim()).rows
     assert [name for name, *_ in found] == [":a", ":c"]
     assert stream("b").locked_by is None
-
-
-def test_events_that_are_due_later_by_now_are_not_postponed() -> None:
-    first, second = (insert(due=-due)[0] for due in (2, 1))
-    found = dialect_of(connection).due_first(limit=9, since={"default": None})
-    events_due_later(second)()
-    before = row(second)
-    newest, dialect = found[-1].due_at, dialect_of(connection)
-    assert dialect.postpone(ids=[first, second], newest=newest, pauses=frozenset())[0] == 1
-    assert row(second).available_at == before.available_at

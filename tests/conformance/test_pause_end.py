@@ -34,8 +34,8 @@ def test_only_pauses_whose_time_has_come_have_ended() -> None:
     assert [each.name for each in OutboxPause.objects.ended()] == [SENT]
 
 
-def test_each_batch_is_made_due_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pause_queryset, "EVENTS_PER_STATEMENT", 10)
+def test_each_batch_is_moved_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pause_queryset, "AT_ONCE", 10)
     insert(25, event_type=SENT)
     pause(*TYPE)
     outbox.drain()

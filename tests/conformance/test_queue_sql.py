@@ -15,12 +15,10 @@ from django.db import connection, transaction
 import django_outbox as outbox
 from django_outbox.listeners.outcomes import DONE, Decision, Status
 from django_outbox.models import OutboxEvent, OutboxPause, OutboxStream
-from django_outbox.queue_settings import MAX_QUEUES
+from django_outbox.queue_settings import MAX_QUEUES, parked_queue
 from django_outbox.sql import dialect_of, engine_connection
 from django_outbox.sql.postgresql_server import PLANS
 from django_outbox.sql.values import EVENTS, STREAMS, Branch, Found, LeaseKind, StreamQuery
-from django_outbox.worker import pauses
-from django_outbox.worker.pauses import KnownPauses
 from tests.plans import analyze, effort, sent, statements, uses
 from tests.table import (
     claim,
@@ -286,7 +284,7 @@ def learn() -> None:
 
 def polls(queues: Sequence[str]) -> dict[str, Callable[[], object]]:
     """Return what a worker asks about queues, by name."""
-    d, since = dialect(), dict.fromkeys(queues)
+    d = dialect()
     return {
         "claim": lambda: claim(branches=branches(queues)),
         "later claim": lambda: claim(branches=branches(queues, since=600.0, most_bytes=9999)),
@@ -296,7 +294,7 @@ def polls(queues: Sequence[str]) -> dict[str, Callable[[], object]]:
         "next due": lambda: d.seconds_to_next_due(queues=queues),
         "has due": lambda: d.has_due(queue="queue-01"),
         "other queues": lambda: d.other_queues(known=MANY),
-        "due first": lambda: d.due_first(limit=10, since=since),
+        "due first": lambda: d.due_first(queues=queues, limit=10),
     }
 
 
@@ -305,12 +303,20 @@ def changes_of(ids: Sequence[str]) -> dict[str, Callable[[], object]]:
     d = dialect()
     given = lambda: unclaimed((each, now(), "queue-01") for each in ids)  # noqa: E731
     moved = lambda: endings((each, decision("b")) for each in ids)  # noqa: E731
-    none: Any = frozenset()
+    pause = OutboxPause.objects.create(kind="event_type", name=SENT, paused_at=now()).pk
+    parked = parked_queue(pause)
     return {
         "claim by id": lambda: claim(ids=ids),
         "move": lambda: d.move(EVENTS, of="queue-01", queue="b", limit=9),
         "move of streams": lambda: d.move(STREAMS, of="queue-01", queue="b", limit=9),
-        "postpone": lambda: d.postpone(ids=ids, newest=now(), pauses=none),
+        "park and bring home": lambda: (
+            d.park(dict.fromkeys(ids, pause)),
+            d.unpark(EVENTS, pause=pause, limit=9),
+        ),
+        "bring streams home": lambda: (
+            d.move(STREAMS, of="queue-01", queue=parked, limit=9),
+            d.unpark(STREAMS, pause=pause, limit=9),
+        ),
         "unclaim": lambda: (claim(ids=ids), d.unclaim(me="me", due=given())),
         "settle": lambda: (claim(ids=ids), d.settle(me="me", endings=moved())),
     }
@@ -416,45 +422,12 @@ def test_rows_due_first_are_read_by_queue_in_one_statement() -> None:
     a = [*insert(due=-9, queue="a"), *insert(due=-5, queue="a"), *insert(due=-1, queue="a")]
     (b,) = insert(due=-3, queue="b", event_type=SENT, listener="parcel.sent mail")
     insert(due=60, queue="b")
+    insert(due=-9, queue="c")
     found: list[Any] = []
-    since = {"a": None, "b": None, "default": None}
-    assert len(sent(lambda: found.extend(dialect().due_first(limit=2, since=since)))) == 1
-    assert sorted(each.id for each in found) == sorted([*a[:2], b])
-    (of_b,) = [each for each in found if each.queue == "b"]
-    assert of_b[:4] == (SENT, "parcel.sent mail", b, row(b).available_at)
-    assert 0 <= (now() - of_b.now).total_seconds() < 60
-    last = max((each for each in found if each.queue == "a"), key=lambda each: each.due_at)
-    behind = dialect().due_first(limit=2, since={"a": last})
-    assert [each.id for each in behind] == [a[2]]
-
-
-def test_rows_due_at_the_same_time_are_read_once_each() -> None:
-    ids = insert(25, due=-1, queue="a")
-    seen: list[str] = []
-    last = None
-    for count in (10, 10, 5, 0):
-        rows = dialect().due_first(limit=10, since={"a": last})
-        assert len(rows) == count
-        seen += [each.id for each in rows]
-        last = rows[-1] if rows else None
-    assert seen == ids
-
-
-# -- pauses by queue -------------------------------------------------------------------------------
-
-
-def test_paused_rows_of_one_queue_take_no_room_in_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pauses, "CHECK_BATCH", 10)
-    paused = insert(12, due=-60, queue="a", event_type=SENT)
-    insert(30, due=-60, queue="b")
-    OutboxPause.objects.pause("event_type", SENT)
-    known = KnownPauses()
-    known.read(connection)
-    limits = {"a": 100, "b": 100, "default": 7, "none": 0}
-    assert known.postpone_due(connection, limits) == {"a": 0, "b": 10, "default": 7, "none": 0}
-    assert OutboxEvent.objects.postponed().count() == 10
-    assert known.postpone_due(connection, limits) == {"a": 100, "b": 10, "default": 7, "none": 0}
-    assert {*OutboxEvent.objects.postponed().values_list("pk", flat=True)} == {*paused}
+    queues = ["a", "b", "default"]
+    assert len(sent(lambda: found.extend(dialect().due_first(limit=2, queues=queues)))) == 1
+    assert sorted(each[0] for each in found) == sorted([*a[:2], b])
+    assert (b, SENT, "parcel.sent mail", None) in found
 
 
 # -- writes ----------------------------------------------------------------------------------------
@@ -695,9 +668,6 @@ def test_instants_are_utc_whatever_the_settings_say(settings: Any, use_tz: bool)
     own = engine_connection("default", lock_wait=1)
     try:
         assert abs((dialect_of(own).clock() - clock).total_seconds()) < 60
-        (first,) = dialect_of(own).due_first(limit=9, since={"a": None})
-        assert first.due_at == due
-        assert abs((first.now - clock).total_seconds()) < 60
         taken = due_claim(queue="a", at=due)
         assert dialect_of(own).move(EVENTS, of="a", queue="b", limit=9) == 1
         assert dialect_of(own).claim(taken).rows == []

@@ -26,9 +26,7 @@ from tests.simulation.plan import Plan
 from tests.simulation.primitives import SimpleQueue
 from tests.simulation.scheduler import START, Process, Stalled, Task, scheduler
 
-# Virtual seconds after the last fault in which everything has to end. An interrupted resume leaves
-# events postponed for ten minutes.
-END = 700.0
+END = 700.0  # virtual seconds after the last fault in which everything has to end
 EXIT = 0.3  # seconds from the hand-back of a stopping worker to the end of its process
 WRITERS = ("write", "person")  # threads whose statements are not the engine's
 WRITING = ("INSERT", "UPDATE", "DELETE", "COMMIT", "BEGIN")
@@ -251,19 +249,15 @@ class History:
         self.tasks.append(scheduler.spawn(run, "person", self.process("person")))
 
     def pause(self) -> None:
-        kind, name = self.chance.choice(
-            [
-                ("event_type", "plain"),
-                ("event_type", "order.placed"),
-                ("listener", "fan mail"),
-                ("stream", "key0"),
-                ("queue", "mail"),
-                ("queue", "default"),
-            ]
-        )
+        kind, name = self.chance.choice(self.kind.paused)
         OutboxPause.objects.pause(kind, name)
-        scheduler.sleep(self.chance.uniform(0.2, 3.0))
-        OutboxPause.objects.filter(kind=kind, name=name).resume()
+        scheduler.sleep(self.chance.uniform(*self.kind.paused_for))
+        steps = OutboxPause.objects.filter(kind=kind, name=name).resume_batches()
+        if self.chance.random() < self.kind.interrupted:
+            next(steps, None)
+            return
+        for _ in steps:
+            pass
 
     def resume_all(self) -> None:
         OutboxPause.objects.exclude(kind="breaker").resume()

@@ -9,6 +9,12 @@ from typing import Any
 
 LEASE = 3.0  # seconds
 UNDISTURBED = ("done",)
+PAUSED = (
+    ("event_type", "plain"),
+    ("event_type", "order.placed"),
+    ("listener", "fan mail"),
+    ("stream", "key0"),
+)
 ODD = ("done", "done", "failed", "failed twice", "deferred", "final", "always failed")
 
 
@@ -34,6 +40,9 @@ class Kind:
     suspensions: float = 0.0
     deploys: float = 0.0
     pauses: float = 0.0
+    paused: tuple[tuple[str, str], ...] = (*PAUSED, ("queue", "mail"), ("queue", "default"))
+    paused_for: tuple[float, float] = (0.2, 3.0)  # seconds
+    interrupted: float = 0.0  # of the resumes: they end before they have moved anything
     replays: float = 0.0
     outages: float = 0.0  # of what the queue "mail" sends to
     poison: int = 0  # events that kill their worker
@@ -122,6 +131,21 @@ KINDS = {
     ),
     "fan-out": Kind(types=("fan",), kills=0.2, suspensions=0.1, slow_after=0.01),
     "pauses": Kind(pauses=0.6, kills=0.1, slow_after=0.01),
+    "resumes": Kind(
+        types=("plain", "placed", "fan"),
+        pauses=5.0,
+        paused=PAUSED,
+        paused_for=(0.0, 0.6),
+        interrupted=0.1,
+        keyed=0.7,
+        slow_before=0.2,
+        stalls=(0.05, 0.3, 0.7),
+        acts=("done", "done", "deferred"),
+        durations=(0.0, 0.05),
+        threads=(1, 2),
+        workers=(2, 3),
+        events=(6, 12),
+    ),
     "breakers": Kind(
         types=("mailed", "mailed", "fan", "plain"),
         outages=0.4,

@@ -78,7 +78,7 @@ OWN = (
         name="a release whatever the version of its stream",
         edits=[
             ("worker/releases.py", "release(run.seq, None)", "release(None, None)"),
-            ("worker/releases.py", "release(run.seq if delay else None,", "release(None,"),
+            ("worker/releases.py", "release(run.seq if delay or waits else None,", "release(None,"),
         ],
     ),
     Broken(
@@ -158,9 +158,49 @@ OWN = (
         edits=[("worker/breaker.py", "        if succeeded:\n", "        if True:\n")],
     ),
     Broken(
-        name="a resume that wakes nothing",
+        name="a resume that moves nothing",
         kind="pauses",
-        edits=[("models/pause_queryset.py", "    if kind in CLOSING_KINDS:\n", "    if True:\n")],
+        edits=[
+            ("models/pause_queryset.py", "if dialect.keep_pauses([pause]):", "if dialect.clock():")
+        ],
+    ),
+    Broken(
+        name="rows parked for a pause that is over",
+        kind="resumes",
+        edits=[
+            (
+                "sql/parking.py",
+                "there = self.keep_pauses({*rows.values()})",
+                "there = {*rows.values()}",
+            )
+        ],
+    ),
+    Broken(
+        name="streams parked for a pause that is over",
+        kind="resumes",
+        edits=[("sql/parking.py", "pauses - self.keep_pauses(pauses)", "pauses - pauses")],
+    ),
+    Broken(
+        name="a parked row that is given back where it was when it was claimed",
+        kind="resumes",
+        edits=[
+            (
+                "worker/claims.py",
+                "each.due_at, expected_queue(each.listener, each.run.queue)",
+                "each.due_at, each.run.queue",
+            )
+        ],
+    ),
+    Broken(
+        name="an interrupted resume whose rest stays parked",
+        kind="resumes",
+        edits=[
+            (
+                "worker/housekeeper.py",
+                "more = next(bring_home(connection, pause), None) is not None or more",
+                "pass",
+            )
+        ],
     ),
     Broken(
         name="later events of a key first",

@@ -48,7 +48,7 @@ def dialect(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     found.pauses.return_value = {}
     found.seconds_to_next_due.return_value = {}
     found.other_queues.return_value = found.due_first.return_value = []
-    found.suspects.return_value = []
+    found.suspects.return_value = found.stranded.return_value = []
     found.read_streams.return_value = []
     monkeypatch.setitem(DIALECTS, SCRIPTED, lambda connection: found)
     connections[SCRIPTED] = SimpleNamespace(vendor=SCRIPTED, alias=SCRIPTED, in_atomic_block=False)

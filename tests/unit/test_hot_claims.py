@@ -9,7 +9,7 @@ from django.db import OperationalError
 
 import django_outbox as outbox
 from django_outbox.conf import Settings
-from django_outbox.sql.values import EVENTS, Claimed, PauseTimes
+from django_outbox.sql.values import EVENTS, Claimed
 from django_outbox.worker.parts import Parts
 from django_outbox.worker.queues import Offer
 from tests.unit.scripted import SCRIPTED, Clock, lease
@@ -59,13 +59,6 @@ def test_a_poll_follows_a_claim_of_offers_that_failed(dialect: Any) -> None:
     worker.offers.offer(OFFER)
     with pytest.raises(OperationalError):
         worker.claims()
-    assert worker.claims() == ["poll"]
-
-
-def test_a_poll_follows_an_offer_that_is_paused(dialect: Any) -> None:
-    dialect.pauses.return_value = {("event_type", EVENT.event_type): PauseTimes(None, 0.0)}
-    worker = Worker(dialect)
-    worker.offers.offer(OFFER)
     assert worker.claims() == ["poll"]
 
 

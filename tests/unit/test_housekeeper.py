@@ -51,6 +51,19 @@ def test_what_waits_in_unknown_queues_is_moved_batch_by_batch(clock: Clock, dial
     assert keeping.wakeup.poll_wanted
 
 
+def test_what_an_interrupted_resume_left_is_moved_batch_by_batch(
+    clock: Clock, dialect: Any
+) -> None:
+    left = [3, 2]
+    dialect.stranded.side_effect = lambda: [7] * bool(left)
+    dialect.keep_pauses.return_value = set()
+    dialect.unpark.side_effect = lambda *given, **of: left.pop() if left else 0
+    keeping = Keeping(queues=["default"])
+    keeping.steps(clock, SEARCH_INTERVAL + 1)
+    assert left == []
+    assert keeping.wakeup.poll_wanted
+
+
 def test_a_worker_without_the_default_queue_leaves_them_alone(clock: Clock, dialect: Any) -> None:
     Keeping(queues=["mail"]).steps(clock, 3 * SEARCH_INTERVAL)
     dialect.other_queues.assert_not_called()

@@ -721,7 +721,7 @@ WHERE stream IN (%s, %s)
    WHERE stream = %s
      AND status = 0
      AND ((locked_by IS NULL
-           AND locked_at IS NULL
+           AND queue NOT LIKE 'paused:%%'
            AND rescues < 2)
           OR locked_by = %s)
    ORDER BY seq DESC, id DESC
@@ -733,7 +733,7 @@ UNION ALL
    WHERE stream = %s
      AND status = 2
      AND ((locked_by IS NULL
-           AND locked_at IS NULL
+           AND queue NOT LIKE 'paused:%%'
            AND rescues < 2)
           OR locked_by = %s)
    ORDER BY seq DESC, id DESC
@@ -745,7 +745,7 @@ UNION ALL
    WHERE stream = %s
      AND status = 0
      AND ((locked_by IS NULL
-           AND locked_at IS NULL
+           AND queue NOT LIKE 'paused:%%'
            AND rescues < 2)
           OR locked_by = %s)
    ORDER BY seq DESC, id DESC
@@ -757,7 +757,7 @@ UNION ALL
    WHERE stream = %s
      AND status = 2
      AND ((locked_by IS NULL
-           AND locked_at IS NULL
+           AND queue NOT LIKE 'paused:%%'
            AND rescues < 2)
           OR locked_by = %s)
    ORDER BY seq DESC, id DESC
@@ -772,7 +772,7 @@ UPDATE
    WHERE id IN (%s, %s)
      AND status IN (0, 2)
      AND (locked_by IS NULL
-          AND locked_at IS NULL
+          AND queue NOT LIKE 'paused:%%'
           AND rescues < 2)
    LIMIT %s
    FOR UPDATE SKIP LOCKED) unlocked
@@ -800,7 +800,7 @@ UPDATE
    WHERE id IN (%s, %s)
      AND status IN (0, 2)
      AND ((locked_by IS NULL
-           AND locked_at IS NULL
+           AND queue NOT LIKE 'paused:%%'
            AND rescues < 2)
           OR (locked_by = %s
               AND locked_at = %s))
@@ -925,6 +925,24 @@ UNION ALL
    FROM `outbox_event`
    FORCE INDEX (outbox_event_queue_cdb4ee2a)
    WHERE queue > %s
+     AND queue < %s
+     AND 1 = 1
+   ORDER BY queue, available_at
+   LIMIT 1)
+UNION ALL
+  (SELECT queue
+   FROM `outbox_stream`
+   FORCE INDEX (outbox_stream_queue_cdb4ee2a)
+   WHERE queue > %s
+     AND queue < %s
+     AND 1 = 1
+   ORDER BY queue, due_at
+   LIMIT 1)
+UNION ALL
+  (SELECT queue
+   FROM `outbox_event`
+   FORCE INDEX (outbox_event_queue_cdb4ee2a)
+   WHERE queue > %s
      AND 1 = 1
    ORDER BY queue, available_at
    LIMIT 1)
@@ -938,6 +956,24 @@ UNION ALL
    LIMIT 1);
 
 (SELECT queue
+   FROM `outbox_event`
+   FORCE INDEX (outbox_event_queue_cdb4ee2a)
+   WHERE queue > %s
+     AND queue < %s
+     AND 1 = 1
+   ORDER BY queue, available_at
+   LIMIT 1)
+UNION ALL
+  (SELECT queue
+   FROM `outbox_stream`
+   FORCE INDEX (outbox_stream_queue_cdb4ee2a)
+   WHERE queue > %s
+     AND queue < %s
+     AND 1 = 1
+   ORDER BY queue, due_at
+   LIMIT 1)
+UNION ALL
+  (SELECT queue
    FROM `outbox_event`
    FORCE INDEX (outbox_event_queue_cdb4ee2a)
    WHERE queue > %s
@@ -1063,7 +1099,9 @@ VALUES (%s, %s, %s, LAST_INSERT_ID(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_
                                                                                                                                               UTC_TIMESTAMP(6)) + %s),
                                                                                                                              UTC_TIMESTAMP(6),
                                                                                                                              %s) AS new ON DUPLICATE KEY
-UPDATE queue = CASE WHEN `outbox_stream`.due_at IS NULL THEN new.queue ELSE `outbox_stream`.queue
+UPDATE queue = CASE
+                   WHEN (`outbox_stream`.due_at IS NULL
+                         OR `outbox_stream`.queue LIKE 'paused:%%') THEN new.queue ELSE `outbox_stream`.queue
                END,
                seq = LAST_INSERT_ID(`outbox_stream`.seq + 1 + new.seq - TIMESTAMPDIFF(MICROSECOND,
                                                                           '1970-01-01',
@@ -1099,15 +1137,139 @@ SELECT stream, seq
 FROM `outbox_stream`
 WHERE stream IN (%s, %s);
 
--- resume
+-- what is due first
 
-UPDATE `outbox_event` e
+(SELECT id, event_type, listener, `key`
+   FROM `outbox_event`
+   FORCE INDEX (outbox_event_queue_cdb4ee2a)
+   WHERE queue = %s
+     AND available_at <= UTC_TIMESTAMP(6)
+   ORDER BY available_at, id
+   LIMIT %s)
+UNION ALL
+  (SELECT id, event_type, listener, `key`
+   FROM `outbox_event`
+   FORCE INDEX (outbox_event_queue_cdb4ee2a)
+   WHERE queue = %s
+     AND available_at <= UTC_TIMESTAMP(6)
+   ORDER BY available_at, id
+   LIMIT %s);
+
+-- park rows
+
+SELECT id
+FROM `outbox_pause`
+WHERE id IN (%s) LOCK IN SHARE MODE;
+
+UPDATE
+  (SELECT id
+   FROM `outbox_event` e
+   FORCE INDEX (PRIMARY)
+   WHERE id IN (%s, %s)
+     AND locked_by IS NULL
+     AND available_at IS NOT NULL
+   LIMIT %s
+   FOR UPDATE SKIP LOCKED) unlocked
+STRAIGHT_JOIN `outbox_event` e
+FORCE INDEX (PRIMARY) ON e.id = unlocked.id
+SET queue = %s;
+
+-- park streams
+
+SELECT id
+FROM `outbox_pause`
+WHERE id IN (%s) LOCK IN SHARE MODE;
+
+UPDATE
+  (SELECT stream
+   FROM `outbox_stream` e
+   FORCE INDEX (PRIMARY)
+   WHERE e.stream IN (%s, %s)
+     AND e.seq = COALESCE(NULLIF(%s, -1), e.seq)
+     AND e.locked_by = %s
+     AND e.locked_at = CAST(%s AS DATETIME(6))
+   LIMIT %s
+   FOR UPDATE SKIP LOCKED) unlocked
+STRAIGHT_JOIN `outbox_stream` e
+FORCE INDEX (PRIMARY) ON e.stream = unlocked.stream
+SET due_at = UTC_TIMESTAMP(6) + INTERVAL NULLIF(%s, -1) SECOND, queue = COALESCE(NULLIF(%s,
+                                                                                   ''),
+                                                                          e.queue),
+                                                        rescues = e.rescues * %s, locked_by = NULL,
+                                                        locked_at = UTC_TIMESTAMP(6);
+
+SELECT stream, locked_by
+FROM `outbox_stream`
+WHERE stream IN (%s, %s);
+
+-- bring rows home
+
+SELECT id
+FROM `outbox_event`
+FORCE INDEX (outbox_event_queue_cdb4ee2a)
+WHERE queue = %s
+  AND available_at IS NOT NULL
+ORDER BY available_at, id
+LIMIT %s;
+
+SELECT id, listener, queue
+FROM `outbox_event` e
 FORCE INDEX (PRIMARY)
-SET available_at = UTC_TIMESTAMP(6), first_due_at = UTC_TIMESTAMP(6), locked_at = NULL
-WHERE id IN (%s, %s)
-  AND available_at > UTC_TIMESTAMP(6)
-  AND locked_by IS NULL
-  AND locked_at IS NOT NULL;
+WHERE id IN (%s);
+
+UPDATE
+  (SELECT id
+   FROM `outbox_event` e
+   FORCE INDEX (PRIMARY)
+   WHERE id IN (%s)
+     AND queue = %s
+   LIMIT %s
+   FOR UPDATE SKIP LOCKED) unlocked
+STRAIGHT_JOIN `outbox_event` e
+FORCE INDEX (PRIMARY) ON e.id = unlocked.id
+SET queue = %s, first_due_at = CASE WHEN e.available_at > UTC_TIMESTAMP(6) THEN e.first_due_at ELSE UTC_TIMESTAMP(6)
+                               END;
+
+-- bring streams home
+
+SELECT stream
+FROM `outbox_stream`
+FORCE INDEX (outbox_stream_queue_cdb4ee2a)
+WHERE queue = %s
+  AND due_at IS NOT NULL
+ORDER BY due_at
+LIMIT %s;
+
+(SELECT stream, seq, id
+   FROM `outbox_event`
+   WHERE stream = %s
+     AND status = 0
+   ORDER BY seq
+   LIMIT 1)
+UNION ALL
+  (SELECT stream, seq, id
+   FROM `outbox_event`
+   WHERE stream = %s
+     AND status = 2
+   ORDER BY seq
+   LIMIT 1);
+
+SELECT id, listener, queue
+FROM `outbox_event` e
+FORCE INDEX (PRIMARY)
+WHERE id IN (%s);
+
+UPDATE
+  (SELECT stream
+   FROM `outbox_stream` e
+   FORCE INDEX (PRIMARY)
+   WHERE stream IN (%s)
+     AND queue = %s
+   LIMIT %s
+   FOR UPDATE SKIP LOCKED) unlocked
+STRAIGHT_JOIN `outbox_stream` e
+FORCE INDEX (PRIMARY) ON e.stream = unlocked.stream
+SET queue = %s;
 
 -- take a named lease
 

@@ -685,7 +685,7 @@ WHERE stream = ANY(%s)
      AND status IN (0, 2)
      AND status IN (0, 2, 3)
      AND ((locked_by IS NULL
-           AND locked_at IS NULL
+           AND queue NOT LIKE 'paused:%%'
            AND rescues < 2)
           OR locked_by = %s)
    ORDER BY seq DESC, id DESC
@@ -697,7 +697,7 @@ UNION ALL
      AND status IN (0, 2)
      AND status IN (0, 2, 3)
      AND ((locked_by IS NULL
-           AND locked_at IS NULL
+           AND queue NOT LIKE 'paused:%%'
            AND rescues < 2)
           OR locked_by = %s)
    ORDER BY seq DESC, id DESC
@@ -711,7 +711,7 @@ WITH unlocked AS MATERIALIZED
    WHERE id = ANY(%s)
      AND status IN (0, 2)
      AND (locked_by IS NULL
-          AND locked_at IS NULL
+          AND queue NOT LIKE 'paused:%%'
           AND rescues < 2)
      FOR
      UPDATE SKIP LOCKED)
@@ -746,7 +746,7 @@ WITH unlocked AS MATERIALIZED
    WHERE id = ANY(%s)
      AND status IN (0, 2)
      AND ((locked_by IS NULL
-           AND locked_at IS NULL
+           AND queue NOT LIKE 'paused:%%'
            AND rescues < 2)
           OR (locked_by = %s
               AND locked_at = %s))
@@ -869,6 +869,22 @@ UNION ALL
   (SELECT queue
    FROM "outbox_event"
    WHERE queue > %s
+     AND queue < %s
+     AND available_at IS NOT NULL
+   ORDER BY queue, available_at
+   LIMIT 1)
+UNION ALL
+  (SELECT queue
+   FROM "outbox_stream"
+   WHERE queue > %s
+     AND queue < %s
+     AND due_at IS NOT NULL
+   ORDER BY queue, due_at
+   LIMIT 1)
+UNION ALL
+  (SELECT queue
+   FROM "outbox_event"
+   WHERE queue > %s
      AND available_at IS NOT NULL
    ORDER BY queue, available_at
    LIMIT 1)
@@ -881,6 +897,22 @@ UNION ALL
    LIMIT 1);
 
 (SELECT queue
+   FROM "outbox_event"
+   WHERE queue > %s
+     AND queue < %s
+     AND available_at IS NOT NULL
+   ORDER BY queue, available_at
+   LIMIT 1)
+UNION ALL
+  (SELECT queue
+   FROM "outbox_stream"
+   WHERE queue > %s
+     AND queue < %s
+     AND due_at IS NOT NULL
+   ORDER BY queue, due_at
+   LIMIT 1)
+UNION ALL
+  (SELECT queue
    FROM "outbox_event"
    WHERE queue > %s
      AND queue < %s
@@ -978,7 +1010,9 @@ INSERT INTO "outbox_stream" (stream, key, lane, seq, due_at, queue)
 VALUES (%s, %s, %s, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint + %s, statement_timestamp(), %s),
        (%s, %s, %s, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint + %s, statement_timestamp(), %s) ON CONFLICT (stream) DO
 UPDATE
-SET queue = CASE WHEN "outbox_stream".due_at IS NULL THEN EXCLUDED.queue ELSE "outbox_stream".queue
+SET queue = CASE
+                WHEN ("outbox_stream".due_at IS NULL
+                      OR "outbox_stream".queue LIKE 'paused:%%') THEN EXCLUDED.queue ELSE "outbox_stream".queue
             END,
             seq = "outbox_stream".seq + 1 + EXCLUDED.seq - (extract(epoch
                                                                     FROM statement_timestamp()) * 1000000)::bigint, due_at = CASE
@@ -1003,14 +1037,139 @@ SET queue = CASE WHEN "outbox_stream".due_at IS NULL THEN EXCLUDED.queue ELSE "o
                                                                                                                              END RETURNING stream,
                                                                                                                                            seq;
 
--- resume
+-- what is due first
 
-UPDATE "outbox_event" AS e
-SET available_at = statement_timestamp(), first_due_at = statement_timestamp(), locked_at = NULL
+(SELECT id, event_type, listener, key
+   FROM "outbox_event"
+   WHERE (queue, available_at) >= (%s, '-infinity')
+     AND (queue, available_at) <= (%s, statement_timestamp())
+     AND available_at IS NOT NULL
+   ORDER BY queue, available_at, id
+   LIMIT %s)
+UNION ALL
+  (SELECT id, event_type, listener, key
+   FROM "outbox_event"
+   WHERE (queue, available_at) >= (%s, '-infinity')
+     AND (queue, available_at) <= (%s, statement_timestamp())
+     AND available_at IS NOT NULL
+   ORDER BY queue, available_at, id
+   LIMIT %s);
+
+-- park rows
+
+SELECT id
+FROM "outbox_pause"
 WHERE id = ANY(%s)
-  AND available_at > statement_timestamp()
-  AND locked_by IS NULL
-  AND locked_at IS NOT NULL;
+  FOR SHARE;
+
+WITH unlocked AS MATERIALIZED
+  (SELECT id
+   FROM "outbox_event" e
+   WHERE id = ANY(%s)
+     AND locked_by IS NULL
+     AND available_at IS NOT NULL
+     FOR
+     UPDATE SKIP LOCKED)
+UPDATE "outbox_event" e
+SET queue = %s
+FROM unlocked
+WHERE e.id = unlocked.id;
+
+-- park streams
+
+SELECT id
+FROM "outbox_pause"
+WHERE id = ANY(%s)
+  FOR SHARE;
+
+WITH v AS MATERIALIZED
+  (SELECT v.*
+   FROM unnest(%s::text[], %s::bigint[], %s::timestamptz[], %s::float8[], %s::text[], %s::int[]) v (stream,
+                                                                                                    seq,
+                                                                                                    locked_at,
+                                                                                                    delay,
+                                                                                                    queue,
+                                                                                                    kept),
+                                                                                                 LATERAL
+     (SELECT e.stream
+      FROM "outbox_stream" e
+      WHERE e.stream = v.stream
+        AND e.seq = COALESCE(NULLIF(v.seq, -1), e.seq)
+        AND e.locked_by = %s
+        AND e.locked_at = v.locked_at
+        FOR
+        UPDATE SKIP LOCKED) locked
+   WHERE locked.stream = v.stream)
+UPDATE "outbox_stream" e
+SET due_at = statement_timestamp() + NULLIF(v.delay, -1) * interval '1 second', queue = COALESCE(NULLIF(v.queue,
+                                                                                                   ''),
+                                                                                          e.queue), rescues = e.rescues * v.kept, locked_by = NULL,
+    locked_at = statement_timestamp()
+FROM v
+WHERE e.stream = v.stream RETURNING e.stream;
+
+-- bring rows home
+
+SELECT id
+FROM "outbox_event"
+WHERE (queue, available_at) >= (%s, '-infinity')
+  AND (queue, available_at) <= (%s, 'infinity')
+  AND available_at IS NOT NULL
+  AND available_at IS NOT NULL
+ORDER BY queue, available_at, id
+LIMIT %s;
+
+SELECT id, listener, queue
+FROM "outbox_event" AS e
+WHERE id = ANY(%s);
+
+WITH unlocked AS MATERIALIZED
+  (SELECT id
+   FROM "outbox_event" e
+   WHERE id = ANY(%s)
+     AND queue = %s
+     FOR
+     UPDATE SKIP LOCKED)
+UPDATE "outbox_event" e
+SET queue = %s, first_due_at = CASE WHEN e.available_at > statement_timestamp() THEN e.first_due_at ELSE statement_timestamp()
+                               END
+FROM unlocked
+WHERE e.id = unlocked.id;
+
+-- bring streams home
+
+SELECT stream
+FROM "outbox_stream"
+WHERE (queue, due_at) >= (%s, '-infinity')
+  AND (queue, due_at) <= (%s, 'infinity')
+  AND due_at IS NOT NULL
+  AND due_at IS NOT NULL
+ORDER BY queue, due_at
+LIMIT %s;
+
+SELECT stream, seq, id
+FROM "outbox_event"
+WHERE stream = %s
+  AND status IN (0, 2)
+  AND status IN (0, 2, 3)
+ORDER BY seq
+LIMIT 1;
+
+SELECT id, listener, queue
+FROM "outbox_event" AS e
+WHERE id = ANY(%s);
+
+WITH unlocked AS MATERIALIZED
+  (SELECT stream
+   FROM "outbox_stream" e
+   WHERE stream = ANY(%s)
+     AND queue = %s
+     FOR
+     UPDATE SKIP LOCKED)
+UPDATE "outbox_stream" e
+SET queue = %s
+FROM unlocked
+WHERE e.stream = unlocked.stream;
 
 -- take a named lease
 

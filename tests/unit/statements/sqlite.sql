@@ -687,7 +687,7 @@ FROM
      AND status IN (0, 2)
      AND status IN (0, 2, 3)
      AND ((locked_by IS NULL
-           AND locked_at IS NULL
+           AND queue NOT LIKE 'paused:%%'
            AND rescues < 2)
           OR locked_by = %s)
    ORDER BY seq DESC, id DESC
@@ -701,7 +701,7 @@ FROM
      AND status IN (0, 2)
      AND status IN (0, 2, 3)
      AND ((locked_by IS NULL
-           AND locked_at IS NULL
+           AND queue NOT LIKE 'paused:%%'
            AND rescues < 2)
           OR locked_by = %s)
    ORDER BY seq DESC, id DESC
@@ -716,7 +716,7 @@ SET rescues = CASE WHEN rescues < %s THEN %s ELSE rescues
 WHERE id IN (%s, %s)
   AND status IN (0, 2)
   AND (locked_by IS NULL
-       AND locked_at IS NULL
+       AND queue NOT LIKE 'paused:%%'
        AND rescues < 2);
 
 SELECT id, attempts, rescues, listener, routes, queue, history, +occurred_at, +created_at, +deliver_at, +first_due_at,
@@ -745,7 +745,7 @@ SET status = 1, done_at = strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now'), availab
 WHERE id IN (%s, %s)
   AND status IN (0, 2)
   AND ((locked_by IS NULL
-        AND locked_at IS NULL
+        AND queue NOT LIKE 'paused:%%'
         AND rescues < 2)
        OR (locked_by = %s
            AND locked_at = %s));
@@ -875,6 +875,26 @@ FROM
   (SELECT queue
    FROM "outbox_event"
    WHERE queue > %s
+     AND queue < %s
+     AND available_at IS NOT NULL
+   ORDER BY queue, available_at
+   LIMIT 1)
+UNION ALL
+SELECT *
+FROM
+  (SELECT queue
+   FROM "outbox_stream"
+   WHERE queue > %s
+     AND queue < %s
+     AND due_at IS NOT NULL
+   ORDER BY queue, due_at
+   LIMIT 1)
+UNION ALL
+SELECT *
+FROM
+  (SELECT queue
+   FROM "outbox_event"
+   WHERE queue > %s
      AND available_at IS NOT NULL
    ORDER BY queue, available_at
    LIMIT 1)
@@ -888,6 +908,26 @@ FROM
    ORDER BY queue, due_at
    LIMIT 1);
 
+SELECT *
+FROM
+  (SELECT queue
+   FROM "outbox_event"
+   WHERE queue > %s
+     AND queue < %s
+     AND available_at IS NOT NULL
+   ORDER BY queue, available_at
+   LIMIT 1)
+UNION ALL
+SELECT *
+FROM
+  (SELECT queue
+   FROM "outbox_stream"
+   WHERE queue > %s
+     AND queue < %s
+     AND due_at IS NOT NULL
+   ORDER BY queue, due_at
+   LIMIT 1)
+UNION ALL
 SELECT *
 FROM
   (SELECT queue
@@ -982,7 +1022,9 @@ INSERT INTO "outbox_stream" (stream, key, lane, seq, due_at, queue)
 VALUES (%s, %s, %s, (CAST(strftime('%%s', 'now') AS INTEGER) * 1000000 + CAST(substr(strftime('%%f', 'now'), 4) AS INTEGER) * 1000) + %s, strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now'), %s),
        (%s, %s, %s, (CAST(strftime('%%s', 'now') AS INTEGER) * 1000000 + CAST(substr(strftime('%%f', 'now'), 4) AS INTEGER) * 1000) + %s, strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now'), %s) ON CONFLICT (stream) DO
 UPDATE
-SET queue = CASE WHEN "outbox_stream".due_at IS NULL THEN EXCLUDED.queue ELSE "outbox_stream".queue
+SET queue = CASE
+                WHEN ("outbox_stream".due_at IS NULL
+                      OR "outbox_stream".queue LIKE 'paused:%%') THEN EXCLUDED.queue ELSE "outbox_stream".queue
             END,
             seq = "outbox_stream".seq + 1 + EXCLUDED.seq - (CAST(strftime('%%s',
                                                                    'now') AS INTEGER) * 1000000 + CAST(substr(strftime('%%f',
@@ -1019,15 +1061,111 @@ SET queue = CASE WHEN "outbox_stream".due_at IS NULL THEN EXCLUDED.queue ELSE "o
                                                                                                                                           END RETURNING stream,
                                                                                                                                                         seq;
 
--- resume
+-- what is due first
+
+SELECT *
+FROM
+  (SELECT id, event_type, listener, key
+   FROM "outbox_event"
+   WHERE queue = %s
+     AND available_at <= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')
+   ORDER BY queue, available_at, id
+   LIMIT %s)
+UNION ALL
+SELECT *
+FROM
+  (SELECT id, event_type, listener, key
+   FROM "outbox_event"
+   WHERE queue = %s
+     AND available_at <= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')
+   ORDER BY queue, available_at, id
+   LIMIT %s);
+
+-- park rows
+
+SELECT id
+FROM "outbox_pause"
+WHERE id IN (%s);
 
 UPDATE "outbox_event" AS e
-SET available_at = strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now'), first_due_at = strftime('%%Y-%%m-%%d %%H:%%M:%%f000',
-                                                                                   'now'), locked_at = NULL
+SET queue = %s
 WHERE id IN (%s, %s)
-  AND available_at > strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')
   AND locked_by IS NULL
-  AND locked_at IS NOT NULL;
+  AND available_at IS NOT NULL;
+
+-- park streams
+
+SELECT id
+FROM "outbox_pause"
+WHERE id IN (%s);
+
+UPDATE "outbox_stream" AS e
+SET due_at = strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now', NULLIF(v.delay,
+                                                             -1) || ' seconds'), queue = COALESCE(NULLIF(v.queue,
+
+                                                                                                    ''),
+                                                                                           e.queue), rescues = e.rescues * v.kept, locked_by = NULL,
+    locked_at = strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')
+FROM
+  (SELECT column1 AS stream, column2 AS seq, column3 AS locked_at, column4 AS delay, column5 AS queue, column6 AS kept
+   FROM (
+         VALUES (%s, %s, %s, %s, %s, %s), (%s, %s, %s, %s, %s, %s))) AS v
+WHERE e.stream = v.stream
+  AND e.seq = COALESCE(NULLIF(v.seq, -1), e.seq)
+  AND e.locked_by = %s
+  AND e.locked_at = v.locked_at;
+
+SELECT stream, locked_by
+FROM "outbox_stream"
+WHERE stream IN (%s, %s);
+
+-- bring rows home
+
+SELECT id
+FROM "outbox_event"
+WHERE queue = %s
+  AND available_at IS NOT NULL
+ORDER BY queue, available_at, id
+LIMIT %s;
+
+SELECT id, listener, queue
+FROM "outbox_event" AS e
+WHERE id IN (%s);
+
+UPDATE "outbox_event" AS e
+SET queue = %s, first_due_at = CASE
+                                   WHEN e.available_at > strftime('%%Y-%%m-%%d %%H:%%M:%%f000',
+                                                           'now') THEN e.first_due_at ELSE strftime('%%Y-%%m-%%d %%H:%%M:%%f000',
+                                                                                             'now')
+                               END
+WHERE id IN (%s)
+  AND queue = %s;
+
+-- bring streams home
+
+SELECT stream
+FROM "outbox_stream"
+WHERE queue = %s
+  AND due_at IS NOT NULL
+ORDER BY queue, due_at
+LIMIT %s;
+
+SELECT stream, seq, id
+FROM "outbox_event"
+WHERE stream = %s
+  AND status IN (0, 2)
+  AND status IN (0, 2, 3)
+ORDER BY seq
+LIMIT 1;
+
+SELECT id, listener, queue
+FROM "outbox_event" AS e
+WHERE id IN (%s);
+
+UPDATE "outbox_stream" AS e
+SET queue = %s
+WHERE stream IN (%s)
+  AND queue = %s;
 
 -- take a named lease
 
