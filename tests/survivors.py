@@ -181,6 +181,17 @@ SURVIVORS = (
         test="tests/unit/test_hot_claims.py::test_a_poll_follows_a_claim_of_offers_that_failed",
     ),
     Survivor(
+        name="a parked row that is given back where it was when it was claimed",
+        edits=[
+            (
+                "worker/claims.py",
+                "each.due_at, expected_queue(each.listener, each.run.queue)",
+                "each.due_at, each.run.queue",
+            )
+        ],
+        test="tests/unit/test_hot_claims.py::test_an_offer_that_is_parked_is_not_given_back_there",
+    ),
+    Survivor(
         name="offers without a free thread that ask for no poll",
         edits=[
             (

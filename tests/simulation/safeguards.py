@@ -181,17 +181,6 @@ OWN = (
         edits=[("sql/parking.py", "pauses - self.keep_pauses(pauses)", "pauses - pauses")],
     ),
     Broken(
-        name="a parked row that is given back where it was when it was claimed",
-        kind="resumes",
-        edits=[
-            (
-                "worker/claims.py",
-                "each.due_at, expected_queue(each.listener, each.run.queue)",
-                "each.due_at, each.run.queue",
-            )
-        ],
-    ),
-    Broken(
         name="an interrupted resume whose rest stays parked",
         kind="resumes",
         edits=[

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timezone
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from django.db import OperationalError
 
 import django_outbox as outbox
 from django_outbox.conf import Settings
-from django_outbox.sql.values import EVENTS, Claimed
+from django_outbox.sql.values import EVENTS, LIGHT, Claimed
 from django_outbox.worker.parts import Parts
 from django_outbox.worker.queues import Offer
 from tests.unit.scripted import SCRIPTED, Clock, lease
@@ -60,6 +61,20 @@ def test_a_poll_follows_a_claim_of_offers_that_failed(dialect: Any) -> None:
     with pytest.raises(OperationalError):
         worker.claims()
     assert worker.claims() == ["poll"]
+
+
+def test_an_offer_that_is_parked_is_not_given_back_there(dialect: Any) -> None:
+    """The pause may have ended since, and what was parked for it was moved."""
+    worker, now = Worker(dialect), datetime.now(timezone.utc)
+    row = {"id": EVENT.event_id, "attempts": 0, "rescues": 0, "queue": "paused:1"}
+    claimed = Claimed([(*map(row.get, LIGHT), now, None, now)])
+    dialect.claim.side_effect = [claimed, Claimed([]), Claimed([])]
+    dialect.unclaim.return_value = dialect.park.return_value = set()
+    worker.offers.offer(OFFER)
+    worker.claims()
+    (given,) = dialect.unclaim.call_args.kwargs["due"]
+    assert (given.id, given.queue) == (EVENT.event_id, "default")
+    assert dialect.park.call_args.args == ({EVENT.event_id: 1},)
 
 
 def test_a_poll_follows_offers_for_which_no_thread_was_free(dialect: Any) -> None:
