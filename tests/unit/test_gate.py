@@ -96,9 +96,9 @@ def test_its_rate_says_when_there_is_room_again(clock: Clock) -> None:
 @pytest.mark.parametrize(
     ("kind", "times", "again"),
     [
-        ("queue", PauseTimes(None, 0.0), READ_INTERVAL),
-        ("breaker", PauseTimes(60.0, 60.0), READ_INTERVAL),
-        ("breaker", PauseTimes(0.5, 60.0), 0.5),
+        ("queue", PauseTimes(1, None, 0.0), READ_INTERVAL),
+        ("breaker", PauseTimes(1, 60.0, 60.0), READ_INTERVAL),
+        ("breaker", PauseTimes(1, 0.5, 60.0), 0.5),
     ],
 )
 def test_it_is_closed_during_a_pause_and_then_polled_from_the_beginning(
