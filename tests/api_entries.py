@@ -234,7 +234,7 @@ CHAPTERS: dict[str, list[Entry]] = {
             path="django_outbox.models.event_queryset:OutboxQuerySet",
             signature="",
             methods=tuple(
-                "of_event with_ids pending due leased done dead expired replay "
+                "of_event with_ids pending due leased held done dead expired replay "
                 "replay_batches deliver_to discard discard_batches run_now skip release purge "
                 "counts_by_status oldest_pending_age".split()
             ),
@@ -245,7 +245,7 @@ CHAPTERS: dict[str, list[Entry]] = {
         Entry(
             path="django_outbox.models.stream_queryset:StreamQuerySet",
             signature="",
-            methods=tuple("due leased blocked summaries release expired purge".split()),
+            methods=tuple("due leased held blocked summaries release expired purge".split()),
             see="[Deliver in order](../how-to/deliver-in-order.md)",
         )
     ],

@@ -7,15 +7,14 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from django.db import connections
-from django.db.models import Q, QuerySet
+from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
 from ..listeners.outcomes import UNSETTLED, Status
-from ..models import OutboxPause, OutboxQuerySet, OutboxStream
+from ..models import OutboxQuerySet, OutboxStream
 from ..models.fields import DatabaseNow, IsDead
-from ..models.pause_queryset import LEASED, PARKED
+from ..models.pause_queryset import LEASED, in_held_queue
 from ..sql import dialect_of
-from ..sql.values import CLOSING_KINDS
 
 BY_DUE_TIME: Final = ("available_at", "id")  # the earliest due time comes first
 DUE: Final = Q(available_at__lte=DatabaseNow())
@@ -83,11 +82,6 @@ def _scan_blocked(rows: Rows, span: Span) -> ScanResult:
     return ScanResult(where=Q(pk__in=ids), scanned=len(ids), is_all=is_all)
 
 
-def closed_queues() -> QuerySet[OutboxPause, str]:
-    """Return the names of the queues that are paused, or whose circuit breaker is open."""
-    return OutboxPause.objects.filter(kind__in=CLOSING_KINDS).values_list("name", flat=True)
-
-
 @dataclass(frozen=True, slots=True)
 class State:
     """A state of events that the list's filter offers."""
@@ -101,11 +95,11 @@ class State:
 WAITING: Final = Q(available_at__gt=DatabaseNow(), locked_by=None)
 
 STATES: Final = {
-    "due": State(_("Due"), DUE & ~PARKED, _scan_due),
+    "due": State(_("Due"), DUE & ~in_held_queue(), _scan_due),
     "leased": State(_("Leased"), LEASED),
     "scheduled": State(_("Scheduled"), WAITING & Q(status=Status.NEW)),
     "retrying": State(_("Retrying"), WAITING & Q(status=Status.RETRY)),
-    "paused": State(_("Paused"), DUE & (PARKED | Q(queue__in=closed_queues())), _scan_due),
+    "paused": State(_("Paused"), DUE & in_held_queue(), _scan_due),
     "blocked": State(
         _("Blocked by their key"), Q(status__in=UNSETTLED), _scan_blocked, ("stream", "seq")
     ),

@@ -18,6 +18,7 @@ from ..models import OutboxEvent, OutboxPause, OutboxStream
 from ..models.fields import DatabaseNow
 from ..models.pause_queryset import names_holding
 from ..models.stream_queryset import LONG_TEXTS
+from ..queue_settings import parked_by
 from ..sql.values import CLOSING_KINDS
 
 DELETED: Final = "purged, cancelled or discarded"
@@ -74,6 +75,7 @@ class Place(NamedTuple):
     locked_at: datetime | None
     head: OutboxEvent | None  # its first event
     is_blocked: bool  # by the head
+    queue: str
 
 
 def fate(event_id: str, *, using: str | None = None) -> list[Fate]:
@@ -96,7 +98,8 @@ def fates_of(event_id: str, alias: str) -> list[Fate]:
     found = OutboxEvent.objects.using(alias).with_ids([event_id])
     rows: list[Any] = [*found.defer(*LONG_TEXTS).annotate(now=DatabaseNow()).order_by("pk")]
     pending = [each for each in rows if each.status in UNSETTLED]
-    pauses, places = _pauses(alias, pending), _places(alias, pending)
+    pauses = [*OutboxPause.objects.using(alias)] if pending else []
+    places = _places(alias, pending)
     fates = [fate_of(each, each.now, pauses, places.get(each.stream)) for each in rows]
     return [*fates, *_deleted(rows)] if rows and rows[0].event_id == event_id else fates
 
@@ -118,16 +121,17 @@ def fate_of(
         if is_slot(row.stream) and row.result == COALESCED:
             reason = COALESCED
         return tell(state=state, since=row.done_at, reason=reason)
-    due, owner, leased_at, head, is_blocked = place or Place(
-        row.available_at, row.locked_by, row.locked_at, None, False
+    due, owner, leased_at, head, is_blocked, queue = place or Place(
+        row.available_at, row.locked_by, row.locked_at, None, False, row.queue
     )
     later = due if due is not None and due > now else None
     before = None if head is None or head.pk == row.pk else head
     if owner and later and before is None:
         return tell(state="leased", since=leased_at, until=later, by=owner, reason=reason)
-    if (pause := _pause_of(row, pauses)) is not None:
-        name, until = f"{pause.kind} {pause.name}", pause.until
-        return tell(state="held", since=pause.paused_at, until=until, by=name, reason=pause.reason)
+    if not later and due and (pause := _pause_of(row, pauses, queue)) is not None:
+        name, since = f"{pause.kind} {pause.name}", max(due, pause.paused_at)
+        wait = partial(tell, state="held", since=since, until=pause.until)
+        return wait(by=name, reason=pause.reason)
     if before is not None:
         wait = partial(tell, by=f"event {before.event_id}")
         if not is_blocked:
@@ -138,23 +142,15 @@ def fate_of(
     return tell(state=state, since=None if later else due, until=later, reason=reason)
 
 
-def _pause_of(row: OutboxEvent, pauses: Iterable[OutboxPause]) -> OutboxPause | None:
+def _pause_of(row: OutboxEvent, pauses: Iterable[OutboxPause], queue: str) -> OutboxPause | None:
     """Return the pause or open breaker that holds a row; of several, the one that ends last."""
-    names = _names_holding(row)
-    found = [each for each in pauses if (each.kind, each.name) in names]
+    names = names_holding(row.event_type, row.listener, row.key)
+    names += [(kind, queue) for kind in CLOSING_KINDS]
+    parked = parked_by(queue)
+    found = [each for each in pauses if (each.kind, each.name) in names or each.pk == parked]
     return max(
         found, key=lambda each: (each.until is None, each.until or each.paused_at), default=None
     )
-
-
-def _names_holding(row: OutboxEvent) -> list[tuple[str, str]]:
-    closing = [(kind, row.queue) for kind in CLOSING_KINDS]
-    return [*names_holding(row.event_type, row.listener, row.key), *closing]
-
-
-def _pauses(alias: str, rows: Sequence[OutboxEvent]) -> list[OutboxPause]:
-    names = {name for row in rows for _, name in _names_holding(row)}
-    return [*OutboxPause.objects.using(alias).filter(name__in=names)] if names else []
 
 
 def _places(alias: str, rows: Sequence[OutboxEvent]) -> dict[str | None, Place]:
@@ -167,7 +163,12 @@ def _places(alias: str, rows: Sequence[OutboxEvent]) -> dict[str | None, Place]:
     blocked = {*every.blocked().filter(pk__in=names).values_list("pk", flat=True)}
     return {
         each.pk: Place(
-            each.due_at, each.locked_by, each.locked_at, heads[each.pk].head, each.pk in blocked
+            each.due_at,
+            each.locked_by,
+            each.locked_at,
+            heads[each.pk].head,
+            each.pk in blocked,
+            each.queue,
         )
         for each in streams
     }

@@ -74,7 +74,7 @@ def queue_names(alias: str, holds: Sequence[Hold] = ()) -> list[str]:
     """
     connection, configured = connections[alias], [*current().queues]
     parked = {each.queue for each in holds if each.kind not in CLOSING_KINDS}
-    others = dialect_of(connection).other_queues(known={*configured, *parked})
+    others = dialect_of(connection).queues_besides({*configured, *parked})
     return [*configured, *others][:MAX_QUEUES]
 
 

@@ -15,7 +15,7 @@ from ..listeners.outcomes import UNSETTLED, Status
 from ..signals import announce, events_discarded, events_purged, events_replayed
 from .deliver_to import deliver_parts, registered
 from .fields import DatabaseNow, IsDead, IsIndexed, IsRescued, age
-from .pause_queryset import LEASED, PARKED, paused_condition
+from .pause_queryset import LEASED, in_held_queue
 from .queryset import TableQuerySet
 from .replay import (
     ALONE,
@@ -76,7 +76,8 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
 
     def due(self) -> OutboxQuerySet:
         """Return events that the next claim may take, oldest first; keyed ones by their stream."""
-        return self.filter(~PARKED, available_at__lte=DatabaseNow()).order_by(*CLAIM_ORDER)
+        due = self.filter(~in_held_queue(), available_at__lte=DatabaseNow())
+        return due.order_by(*CLAIM_ORDER)
 
     def waiting(self) -> OutboxQuerySet:
         """Return events that wait for their due time or next try, and are not leased."""
@@ -100,13 +101,18 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
         """Return pending events that workers were lost with since they were last settled."""
         return self.pending().filter(IsRescued("rescues"))
 
-    def paused(self) -> OutboxQuerySet:
-        """Return pending events that wait for a resume: by type, by key, by queue, or parked.
-
-        A queue whose circuit breaker is open counts as paused. Leave out the events behind them in
-        a stream, and leased events, which finish first.
-        """
-        return self.pending().filter(paused_condition(self._write_alias())).exclude(LEASED)
+    def held(self) -> OutboxQuerySet:
+        """Return due events that wait for a pause, an open breaker, or an event of their key."""
+        streams, blocks = self._all_streams(), current().ON_DEAD == "block"
+        statuses = [*UNSETTLED, Status.DEAD] if blocks else UNSETTLED
+        earlier = self.model.objects.filter(
+            IsIndexed("status"), stream=OuterRef("stream"), seq__lt=OuterRef("seq")
+        )
+        behind = Q(
+            Exists(earlier.filter(status__in=statuses)), stream__in=streams.blocked().values("pk")
+        )
+        held = Q(in_held_queue(), available_at__lte=DatabaseNow())
+        return self.pending().filter(held | Q(stream__in=streams.held().values("pk")) | behind)
 
     def replay(self, *, by: str = "", rate: str | Spacing | None = None) -> int:
         """Make the dead events among these due again as if new; return how many.

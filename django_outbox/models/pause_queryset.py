@@ -140,15 +140,12 @@ def bring_home(connection: BaseDatabaseWrapper, pause: int) -> Iterator[Resumed]
         yield Resumed(pauses=0, events=0, streams=streams)
 
 
-def paused_condition(alias: str) -> Q:
-    """Return the condition of events that are parked, or that no poll will claim now."""
+def in_held_queue() -> Q:
+    """Return the condition of what waits where no worker claims: parked, or in a closed queue."""
     from . import OutboxPause
 
-    pauses = OutboxPause.objects.using(alias)
-    types = pauses.filter(kind="event_type").values("name")
-    keys = pauses.filter(kind="stream").values("name")
-    queues = pauses.filter(kind__in=CLOSING_KINDS).values("name")
-    return Q(event_type__in=types) | Q(key__in=keys) | Q(queue__in=queues) | PARKED
+    closed = OutboxPause.objects.filter(kind__in=CLOSING_KINDS)
+    return PARKED | Q(queue__in=closed.values("name"))
 
 
 def names_holding(event_type: str, listener: str | None, key: str | None) -> list[tuple[str, str]]:

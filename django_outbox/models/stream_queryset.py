@@ -15,7 +15,7 @@ from ..listeners.outcomes import UNSETTLED, Status
 from ..sql import dialect_of
 from .event_queryset import OutboxQuerySet
 from .fields import DatabaseNow, IsIndexed, age
-from .pause_queryset import PARKED
+from .pause_queryset import in_held_queue
 from .queryset import TableQuerySet
 from .replay import BATCH_SIZE
 from .retention import batches
@@ -52,8 +52,11 @@ class StreamQuerySet(TableQuerySet["OutboxStream"]):
 
     def due(self) -> StreamQuerySet:
         """Return streams that the next claim may take, oldest first."""
-        due = self.using(self._write_alias()).filter(~PARKED, due_at__lte=DatabaseNow())
-        return due.order_by("due_at")
+        return self._due(~in_held_queue())
+
+    def held(self) -> StreamQuerySet:
+        """Return streams that are due, but whose first event a pause or an open breaker holds."""
+        return self._due(in_held_queue())
 
     def leased(self) -> StreamQuerySet:
         """Return streams leased now."""
@@ -67,6 +70,10 @@ class StreamQuerySet(TableQuerySet["OutboxStream"]):
         if current().ON_DEAD == "block":
             waiting |= Q(locked_by=None, due_at=None, pk__in=self._dead_with_followers())
         return self.using(self._write_alias()).filter(waiting)
+
+    def _due(self, where: Q) -> StreamQuerySet:
+        due = self.using(self._write_alias()).filter(where, due_at__lte=DatabaseNow())
+        return due.order_by("due_at")
 
     def release(self) -> int:
         """Release the leases of these: due now; return how many.

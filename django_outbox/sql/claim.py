@@ -35,6 +35,7 @@ COUNT_RESCUE = (
 )
 
 Gap = tuple[str, str | None]  # between two names of queues; None: to the end
+WHOLE: Sequence[Gap] = (("", None),)
 
 logger = logging.getLogger("django_outbox")
 
@@ -218,9 +219,9 @@ class EventLeases(Statements):
 
     def other_queues(self, *, known: Collection[str]) -> list[str]:
         """Return queues besides the ``known`` ones and those of pauses in which anything waits."""
-        return self._others(known, [("", PARKED), (PARKED_END, None)])
+        return self.queues_besides(known, [("", PARKED), (PARKED_END, None)])
 
-    def _others(self, known: Collection[str], within: Sequence[Gap]) -> list[str]:
+    def queues_besides(self, known: Collection[str], within: Sequence[Gap] = WHOLE) -> list[str]:
         """Return queues between these names, besides the ``known`` ones, in which anything waits.
 
         A statement seeks the gaps between known names in the indexes, whatever the number of rows.

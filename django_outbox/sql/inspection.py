@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from django.db.models import BooleanField
 from django.db.models.expressions import RawSQL
 
-from ..queue_settings import PARKED
 from .claim import EventLeases
 from .values import EVENTS, STREAMS, Row, seconds_between, to_database
 
@@ -99,11 +98,10 @@ class Inspection(EventLeases):
     def backlog_by_type(self, *, held: Sequence[str], most: int) -> list[Row]:
         """Count the ``most`` events due first: return type, state, count and oldest due time.
 
-        What is parked, or due in one of the queues ``held``, is held.
+        What is due in one of the queues ``held`` is held.
         """
         one_of, params = self._one_of(held or [""], "queue")
-        sql = f"""SELECT event_type, CASE WHEN queue LIKE '{PARKED}%%' THEN 'held'
-            WHEN available_at <= {self.now} AND {one_of} THEN 'held'
+        sql = f"""SELECT event_type, CASE WHEN available_at <= {self.now} AND {one_of} THEN 'held'
             WHEN available_at <= {self.now} THEN 'due' WHEN locked_by IS NOT NULL THEN 'leased'
             WHEN status = 2 THEN 'retrying' ELSE 'scheduled' END AS state, COUNT(*),
             MIN(available_at)

@@ -13,7 +13,7 @@ from typing import Any
 from django.db import IntegrityError, OperationalError
 
 from ..conf import index_name
-from .claim import Gap
+from .claim import WHOLE, Gap
 from .dialect import Dialect
 from .mysql_server import MySQLServer
 from .sequence_numbers import Places, due_of_followers
@@ -118,9 +118,9 @@ class MySQL(MySQLServer, Dialect):
         mine = f"e.{key} IN ({marks(keys)}) AND {fence}", [*keys, *params]
         return spelled(update.changes), mine
 
-    def _others(self, known: Collection[str], within: Sequence[Gap]) -> list[str]:
+    def queues_besides(self, known: Collection[str], within: Sequence[Gap] = WHOLE) -> list[str]:
         # Finished rows are in the indexes too, without a due time.
-        found = super()._others(known, within)
+        found = super().queues_besides(known, within)
         return sorted({row[0] for row in self._first_of_each(found, after=("'1000-01-01'", []))})
 
     def _by_due(self, table: Table) -> str:

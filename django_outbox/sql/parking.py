@@ -98,5 +98,7 @@ class Parking(StreamLeases, Inspection):
     def stranded(self) -> list[int]:
         """Return pauses that have ended, and for which something is parked nevertheless."""
         pauses = self._rows(f"SELECT id FROM {self._table('outbox_pause')}")
-        found = self._others([parked_queue(row[0]) for row in pauses], [(PARKED, PARKED_END)])
+        found = self.queues_besides(
+            [parked_queue(row[0]) for row in pauses], [(PARKED, PARKED_END)]
+        )
         return [pause for each in found if (pause := parked_by(each)) is not None]

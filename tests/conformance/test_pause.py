@@ -11,7 +11,7 @@ from django.db import connection
 import django_outbox as outbox
 from django_outbox import signals
 from django_outbox.listeners.outcomes import Status
-from django_outbox.models import OutboxEvent, OutboxPause
+from django_outbox.models import OutboxEvent, OutboxPause, OutboxStream
 from django_outbox.models.pause_queryset import PARKED, Resumed, bring_home
 from django_outbox.queue_settings import parked_queue
 from django_outbox.sql import dialect_of
@@ -271,16 +271,33 @@ def test_what_an_interrupted_resume_has_left_is_found_and_brought_home() -> None
 # -- counting what is paused -----------------------------------------------------------------------
 
 
-def test_paused_are_those_that_wait_for_a_resume() -> None:
-    of_type = insert(2, event_type=SENT)
-    of_stream = keyed("k", event_type=OTHER)
-    insert(event_type=OTHER)
-    insert(event_type=SENT, status=Status.DEAD, due=None)
+def test_held_are_those_that_wait_for_a_pause_a_breaker_or_their_key(settings: Any) -> None:
+    settings.OUTBOX = {"QUEUES": {"hooks": {}}, "ON_DEAD": "block"}
+    held = insert(2, event_type=SENT)
+    held += keyed("k", event_type=OTHER)
+    held += keyed("k", event_type=SENT)  # behind it
+    insert(event_type=OTHER, due=600)
+    insert(event_type=SENT, status=Status.DEAD, due=None, done_at=now())
     insert(event_type=SENT, due=30, locked_by="somebody", locked_at=now())
-    assert not OutboxEvent.objects.paused().exists()
     pause(*TYPE)
     pause("stream", "k")
-    for _ in range(2):  # before a worker parks them, and after
-        found = OutboxEvent.objects.paused().values_list("pk", flat=True)
-        assert {*found} == {*of_type, *of_stream}
-        outbox.drain()
+    outbox.drain()  # parks them
+    held += insert(2, queue="hooks")
+    insert(queue="hooks", due=60)
+    OutboxPause.objects.create(kind="breaker", name="hooks", paused_at=now())
+    keyed("retried", status=Status.RETRY, due=60)
+    held += keyed("retried")
+    keyed("blocked", status=Status.DEAD, done_at=now(), due=None)
+    held += keyed("blocked", due=None)
+    keyed("leased", 2)
+    OutboxStream.objects.filter(key="leased").update(
+        due_at=now() + timedelta(hours=1), locked_by="somebody"
+    )
+    free = insert(event_type=OTHER)
+    keyed("free", 2)
+    assert {*OutboxEvent.objects.held().values_list("pk", flat=True)} == {*held}
+    assert [*OutboxEvent.objects.due().values_list("pk", flat=True)] == free
+    assert [each.key for each in OutboxStream.objects.held()] == ["k"]
+    assert [each.key for each in OutboxStream.objects.due()] == ["free"]
+    settings.OUTBOX = {"QUEUES": {"hooks": {}}}
+    assert {*OutboxEvent.objects.held().values_list("pk", flat=True)} == {*held[:-1]}

@@ -22,8 +22,22 @@ def row(**columns: Any) -> OutboxEvent:
     return OutboxEvent(**{**given, "queue": "letters", "available_at": PAST, **columns})
 
 
-def pause(kind: str, name: str, until: datetime | None = None) -> OutboxPause:
-    return OutboxPause(kind=kind, name=name, until=until, paused_at=PAST, reason="printer down")
+def pause(kind: str, name: str, until: datetime | None = None, pk: int = 1) -> OutboxPause:
+    given = {"paused_at": PAST, "reason": "printer down", "until": until, "pk": pk}
+    return OutboxPause(kind=kind, name=name, **given)
+
+
+def test_it_is_held_since_it_fell_due_or_the_pause_began() -> None:
+    for due, since in ((NOW - timedelta(hours=1), PAST), (NOW, NOW)):
+        assert told(row(available_at=due), [pause("queue", "letters")])[:2] == ("held", since)
+
+
+def test_what_is_parked_is_held_by_its_pause_with_all_that_is_behind_it() -> None:
+    given = [pause("event_type", "order.paid", pk=7), pause("event_type", "order.sent", pk=8)]
+    held = ("held", PAST, None, "event_type order.paid", "printer down")
+    assert told(row(queue="paused:7"), given) == held
+    place = Place(PAST, None, None, row(id="d.1", event_id="d"), False, "paused:7")
+    assert told(row(available_at=None, key="k"), given, place) == held
 
 
 def told(
@@ -62,10 +76,12 @@ def test_without_a_key_the_row_says_it(columns: dict[str, Any], expected: tuple[
     ],
 )
 def test_a_pause_holds_what_no_worker_has(kind: str, name: str) -> None:
-    found = row(**WAITS, key="k")
+    found = row(key="k")
     held = ("held", PAST, LATER, f"{kind} {name}", "printer down")
     pauses = [pause(kind, "other"), pause(kind, name, LATER), pause("queue", "letters", SOON)]
     assert told(found, pauses) == held
+    found.available_at = SOON
+    assert told(found, pauses)[0] == "waiting"
     found.locked_by, found.locked_at = "w", PAST
     assert told(found, pauses)[0] == "leased"
     found.status = Status.DONE
@@ -94,11 +110,11 @@ def test_with_a_key_its_stream_says_it(
 ) -> None:
     found = row(available_at=None, key="k", stream="mail:k")
     before = row(id="d.1", event_id="d", last_error="E: no\nat")
-    place = Place(due, owner, PAST, found if first else before, blocked)
+    place = Place(due, owner, PAST, found if first else before, blocked, "letters")
     assert told(found, [], place) == expected
 
 
 def test_a_fate_is_one_line() -> None:
-    line = str(fate_of(row(**WAITS), NOW, [pause("queue", "letters", LATER)]))
+    line = str(fate_of(row(), NOW, [pause("queue", "letters", LATER)]))
     for part in (MAIL, "held", "09:30", "queue letters", "printer down"):
         assert part in line
