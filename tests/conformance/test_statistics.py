@@ -200,10 +200,9 @@ def test_41_workers_that_write_at_once_do_not_hinder_each_other() -> None:
     def write_often(owner: str) -> int:
         statistics, failures = Statistics(alias="default", me=owner), 0
         for number in range(15):
-            statistics._new_counts = {
-                (first + 60 * number, f"order.{kind}"): [1, *[0] * (len(COUNTS) - 1)]
-                for kind in range(5)
-            }
+            counts = [1, *[0] * (len(COUNTS) - 1)]
+            minute = first + 60 * number
+            statistics._new_counts.append({(minute, f"order.{kind}"): counts for kind in range(5)})
             statistics.write()
             failures += statistics._failures
         return failures
