@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import random
+import signal
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -227,11 +228,16 @@ def reach(events: list[outbox.Event]) -> None:
 @outbox.listener("fault.ends")
 @testifying
 def end_the_process(event: outbox.Event) -> None:
-    """Take the whole process along, as a crash in C code or the memory killer would."""
+    """Take the whole process along, as a crash in C code or the memory killer would.
+
+    Or all processes of its group, as where a container is killed as a whole.
+    """
     if event.payload["how"] == "segv":
         import ctypes
 
         ctypes.string_at(0)
+    if event.payload["how"] == "group":
+        os.killpg(0, signal.SIGKILL)
     os._exit(23)
 
 

@@ -352,6 +352,10 @@ class Rig:
         """The events whose listener has begun at least once."""
         return {line.id for line in witness.heard(self.witness) if line.phase == "start"}
 
+    def ended_well(self) -> set[str]:
+        """The events whose listener has come to its end."""
+        return {line.id for line in witness.heard(self.witness) if line.phase == "end"}
+
     def hot(self) -> list[int]:
         """Return the process of each run that began with an event written there."""
         lines = witness.heard(self.witness)

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import signal
 import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from typing import Any
 
+from django_outbox.sql.values import SUSPECT_FROM
 from tests.faults import clock, oracle
+from tests.faults.oracle import Run
 from tests.faults.rig import END, Rig
 from tests.faults.scenarios.registry import ALL, MIX, scenario
+from tests.waiting import wait_until
 
 
 # Rows 13, 500; W18.
@@ -149,6 +155,9 @@ def stopped(rig: Rig, number: int, *, twice: bool = False) -> float:
     return took
 
 
+ENDS = ("exit", "segv", "group")  # how an event ends its process; the last, all of its group
+
+
 # Rows 402; W12.
 @scenario(*ALL)
 def poison(rig: Rig) -> None:
@@ -165,7 +174,7 @@ def poison(rig: Rig) -> None:
     rig.start_writers(1, events=events, rate=rate, keys=10, **MIX)
     poisons: list[tuple[str, dict[str, Any]]] = [
         *[("raises", {"how": how}) for how in ("value", "memory", "exit", "nul")],
-        *[("ends", {"how": how}) for how in ("exit", "segv")],
+        *[("ends", {"how": how}) for how in ENDS],
         ("unrouted", {}),
         ("damaged", {}),
     ]
@@ -182,12 +191,105 @@ def poison(rig: Rig) -> None:
         time.sleep(0.05)  # between two looks
     rig.wait_for_writers()
     rig.settle_down()
-    most = 2 * each * rig.outbox.get("MAX_RESCUES", 5)
-    rig.measure("workers lost to poison", crashes, least=2 * each, most=most)
+    tries = rig.outbox.get("MAX_RESCUES", 5)
+    most = len(ENDS) * each * tries
+    rig.measure("workers lost to poison", crashes, least=len(ENDS) * each, most=most)
+    measure_tries(rig, tries)
     rig.measure("poison events that are not dead", rig.alive(rig.mortal), most=0)
     before, beside = (waits(rig, *span, 0.95) for span in ((began, first), (first, until)))
     rig.measure("95 % of the neighbours' waits without it, s", before)
     rig.measure("the same meanwhile, times", beside / before, most=2, timed=True)
+
+
+def measure_tries(rig: Rig, most: int) -> None:
+    """Measure how often each event that ends its process was tried, and how often alone in it."""
+    evidence = rig.evidence()
+    runs = oracle.executions(evidence, oracle.Verdict())
+    ending = [runs[each] for each, intent in evidence.intents.items() if intent.kind == "ends"]
+    beside = company(runs)
+    rig.measure("tries of an event that ends its process", max(map(len, ending)), most=most)
+    alone = min(sum(not beside(run) for run in each) for each in ending)
+    rig.measure("of them alone, at least", alone, least=most - SUSPECT_FROM)
+
+
+def company(runs: Mapping[str, Sequence[Run]]) -> Callable[[Run], list[Run]]:
+    """Return a function that tells which other runs its process had at the same time as a run."""
+    by_pid: defaultdict[int, list[Run]] = defaultdict(list)
+    for each in runs.values():
+        for run in each:
+            by_pid[run.pid].append(run)
+
+    def beside(run: Run) -> list[Run]:
+        until = run.end or inf
+        return [
+            each
+            for each in by_pid[run.pid]
+            if each.id != run.id and each.start < until and run.start < (each.end or inf)
+        ]
+
+    return beside
+
+
+@scenario(*ALL)
+def quarantine(rig: Rig) -> None:
+    """A suspect runs beside quick events; then all workers die together, again and again."""
+    takes, calm = rig.pick(ci=1.5, full=4.0), rig.pick(ci=1.5, full=15.0)
+    rate, parts = rig.pick(ci=40, full=80, sqlite=40), rig.pick(ci=(3,), full=(1, 3))
+    lasts = len(parts) * (calm + takes + 5 * rig.outbox["LEASE"])
+    for workers in parts:
+        rig.start_workers(workers - len(rig.workers))
+        rig.wait_until_they_run()
+        if not rig.writers:
+            rig.start_writers(1, events=int(rate * lasts), rate=rate, batch=1)
+            rig.wait_for_delivery()
+        began = time.monotonic()
+        time.sleep(calm)  # the neighbours' time without it
+        quick = waits(rig, began, time.monotonic(), 0.95)
+        measure_suspect(rig, suspected(rig, takes), quick)
+    rig.wait_for_writers()
+    rig.settle_down()
+    rounds = rig.pick(ci=2, full=15)
+    rig.start_writers(1, events=rate * rounds, rate=rate, batch=1)
+    for _ in range(rounds):
+        rig.wait_until_they_run()
+        time.sleep(1.0)  # what every process lives
+        for number in range(len(rig.workers)):
+            rig.kill(number)
+    rig.wait_for_writers()
+    rig.settle_down()
+    rig.nothing_disturbed()
+
+
+def suspected(rig: Rig, takes: float) -> str:
+    """Have two workers die of an event that ``takes`` seconds, and it run to its end; its id."""
+    event_id = rig.write("plain", {"seconds": takes})
+    for _ in range(SUSPECT_FROM):
+        rig.wait_until_running([event_id])
+        place = rig.place_of(event_id)
+        assert place is not None
+        rig.kill(place)
+    wait_until(lambda: event_id in rig.ended_well(), within=60, what="the suspect has run")
+    return event_id
+
+
+def measure_suspect(rig: Rig, event_id: str, quick: float) -> None:
+    """Measure what its last run, alone in its worker, cost the other events.
+
+    ``quick``: seconds that 95 % of them waited at most before.
+    """
+    runs = oracle.executions(rig.evidence(), oracle.Verdict())
+    last = runs[event_id][-1]
+    assert last.end is not None
+    rig.measure("events that ran beside a suspect", len(company(runs)(last)), most=0)
+    if len(rig.workers) > 1:
+        slow = waits(rig, last.start, last.end, 0.95) / quick
+        rig.measure("95 % of the waits beside a suspect, times", slow, most=2, timed=True)
+        return
+    others = [run.start for each in runs.values() for run in each if run.id != event_id]
+    before = max(start for start in others if start < last.start)
+    after = min((start for start in others if start > last.end), default=last.end)
+    longer = after - before - (last.end - last.start)
+    rig.measure("claims of one worker rest longer than it runs, s", longer, most=1, timed=True)
 
 
 def waits(rig: Rig, since: float, until: float, part: float) -> float:
