@@ -232,7 +232,7 @@ def company(runs: Mapping[str, Sequence[Run]]) -> Callable[[Run], list[Run]]:
 
 @scenario(*ALL)
 def quarantine(rig: Rig) -> None:
-    """A suspect runs beside quick events; then all workers die together, again and again."""
+    """A suspect runs while quick events do; then all workers die together, again and again."""
     takes, calm = rig.pick(ci=1.5, full=4.0), rig.pick(ci=1.5, full=15.0)
     rate, parts = rig.pick(ci=40, full=80, sqlite=40), rig.pick(ci=(3,), full=(1, 3))
     lasts = len(parts) * (calm + takes + 5 * rig.outbox["LEASE"])
