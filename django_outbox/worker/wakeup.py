@@ -53,7 +53,9 @@ class Wakeup:
 
     def take_due(self, now: float) -> bool:
         """Return whether a poll is due by ``now`` (monotonic), and count it as done."""
-        is_wanted, self.poll_wanted = self.poll_wanted, False
+        is_wanted = self.poll_wanted
+        if is_wanted:  # who sets it from here on is heard in the next step, or by this poll
+            self.poll_wanted = False
         is_due = self.next_poll() <= now
         if is_due:
             self._polled_at = now
