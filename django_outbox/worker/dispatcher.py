@@ -84,17 +84,16 @@ class Dispatcher:
         self._alias, self._held, self._ready = alias, held, gate.ready
         self._gate, self._gates, self._runs, self._sessions = gate, gates, runs, sessions
         self._stuck_after, self._to_loop = stuck_after, to_loop  # seconds
-        self._stopping = threading.Event()
+        self.stopping = False  # set by ``stop``
         self._batches = BatchDelivery(
             alias=alias,
             gate=gate,
             gates=gates,
             held=held,
             runs=runs,
-            is_stopping=self._stopping.is_set,
+            is_stopping=self._is_stopping,
             to_loop=to_loop,
         )
-        self._replacing = threading.Lock()  # guards the seats while a thread is replaced
         self._seats = [
             Seat(self._run, thread_name(alias, gate.name, f"worker-{number}"))
             for number in range(gate.settings.WORKERS)
@@ -109,8 +108,11 @@ class Dispatcher:
 
     def stop(self) -> None:
         """Stop the threads from starting another event; may be called again."""
-        self._stopping.set()
+        self.stopping = True
         self._ready.wake(len(self._seats))
+
+    def _is_stopping(self) -> bool:
+        return self.stopping
 
     def join(self, give_up: Callable[[], bool]) -> bool:
         """Wait for running listeners, except abandoned ones; return whether all ended."""
@@ -131,7 +133,7 @@ class Dispatcher:
             for each in self._seats
             if each.thread.ident and not each.thread.is_alive()
         ]
-        return f"{', '.join(ended)} ended" if ended and not self._stopping.is_set() else None
+        return f"{', '.join(ended)} ended" if ended and not self.stopping else None
 
     def unready_reason(self, longest: float) -> str | None:
         """Return a reason if every thread has been in one call for ``STUCK_AFTER`` seconds."""
@@ -159,7 +161,7 @@ class Dispatcher:
         self._report()
 
     def _replace(self, number: int, seat: Seat, timed: TimedCall) -> None:
-        with self._replacing:
+        with self._held.lock:
             if not timed.abandon():  # it has returned in the meantime
                 return
             self._abandoned = [*self._abandoned, seat.thread]
@@ -205,7 +207,7 @@ class Dispatcher:
         return seconds, calls
 
     def _is_busy(self) -> bool:
-        with self._replacing:
+        with self._held.lock:
             return any(each.is_taken for each in self._seats)
 
     # -- the threads -----------------------------------------------------------------------------
@@ -215,7 +217,7 @@ class Dispatcher:
 
         def between(lease: Lease) -> bool:
             cleanup.after(lease)
-            return self._held.is_current(lease) and not self._stopping.is_set()
+            return self._held.is_current(lease) and not self.stopping
 
         try:
             if seat.inherited is not None:
@@ -231,7 +233,7 @@ class Dispatcher:
     def _work(self, seat: Seat, cleanup: ConnectionCleanup, between: Between) -> None:
         ahead = 0.0
         follower: Lease | None = None  # the next event of the stream just delivered
-        while not self._stopping.is_set():
+        while not self.stopping:
             lease = follower or self._ready.take(IDLE_WAIT)
             follower = None
             self._gate.made_room()
@@ -253,7 +255,7 @@ class Dispatcher:
                     follower = None
                 ahead += 0.0 if decision.written else lease.duration
                 if ahead > RUN_AHEAD:
-                    self._held.wait_settled([lease], self._stopping.is_set)
+                    self._held.wait_settled([lease], self._is_stopping)
                     ahead = 0.0
 
     def _finish(
@@ -273,7 +275,7 @@ class Dispatcher:
             decision = deferred_after_error()
         seat.lease = None
         self._settle(lease, decision, cleanup)
-        self._held.wait_settled([lease], self._stopping.is_set)
+        self._held.wait_settled([lease], self._is_stopping)
 
     def _settle(self, lease: Lease, decision: Decision, cleanup: ConnectionCleanup) -> None:
         """Have a decision settled."""
@@ -285,10 +287,10 @@ class Dispatcher:
     def _may_start(self, lease: Lease) -> bool:
         if not self._gate.may_start(lease):
             return False  # the claimer releases it
-        if self._stopping.is_set():
+        if self.stopping:
             return False
         while not self._held.start(lease):
-            if not self._held.wait_current(lease, self._stopping.is_set):
+            if not self._held.wait_current(lease, self._is_stopping):
                 return False
         return True
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from django.db import connections
+
 from .. import doorbell
 from ..conf import Settings
+from ..sql.halving import in_turn
 from .broker_breaker import breaker_of
 from .claimer import Claimer
 from .claims import Claims
@@ -31,9 +34,11 @@ from .settler import Settler
 from .statistics import Statistics
 from .stopping import LeaseReturner
 from .stream_reads import StreamReads
-from .threads import Loop, Watchdog
+from .threads import Loop
 from .wakeup import Wakeup
 from .worker_registry import WorkerRow
+
+WATCH_INTERVAL = 0.25  # seconds between two looks for calls that exceed their timeouts
 
 
 class Parts:
@@ -173,7 +178,7 @@ class Parts:
 
     def _give_threads(self, heartbeat: Heartbeat, known_pauses: KnownPauses) -> None:
         settings = self.settings
-        self._watchdog = Watchdog(self.alias, watch=[each.watch for each in self._delivering])
+        self._watchdog = self._loop("watchdog", self._watch)
         self._settler_loop = self._loop("settler", self._settler.step)
         self._lease_returner = LeaseReturner(
             heartbeat, alias=self.alias, held=self._held, releases=self._releases
@@ -206,6 +211,11 @@ class Parts:
             queues=self.queues if delivers else (),
             configured={*settings.queues},
         )
+
+    def _watch(self) -> float:
+        """Look for calls that exceed their timeouts; return the seconds to wait."""
+        in_turn(connections[self.alias], *(each.watch for each in self._delivering))
+        return WATCH_INTERVAL
 
     @property
     def _delivering(self) -> list[Dispatcher | EventLoop]:

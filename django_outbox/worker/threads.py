@@ -1,4 +1,4 @@
-"""Daemon threads that survive every error: one repeats a step, the other watches the calls."""
+"""Daemon threads that survive every error: each repeats a step."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 
 from django.db import connections
@@ -21,7 +21,6 @@ logger = logging.getLogger("django_outbox")
 
 BACKOFF = (0.1, 5.0)  # seconds of back-off after the first of consecutive errors, and at most
 LOG_FACTOR = 8  # log the 1st, 8th, 64th of consecutive errors, as an outage affects all threads
-CHECK_INTERVAL = 0.25  # seconds between two checks of the watchdog
 
 
 class Loop:
@@ -154,38 +153,3 @@ class Loop:
 def thread_name(alias: str, queue: str, role: str) -> str:
     """Return the name of a thread that serves one queue."""
     return f"outbox-{alias}-{role}" if queue == DEFAULT_QUEUE else f"outbox-{alias}-{queue}-{role}"
-
-
-class Watchdog:
-    """Calls each function of ``watch`` a few times a second; logs what one raises."""
-
-    def __init__(self, alias: str, *, watch: Sequence[Callable[[], None]]) -> None:
-        self._watch = watch
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(
-            target=self._run, name=f"outbox-{alias}-watchdog", daemon=True
-        )
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Ask the thread to end; may be called again."""
-        self._stopping.set()
-
-    def join(self, timeout: float) -> None:
-        if self._thread.ident is not None:
-            self._thread.join(timeout)
-
-    def dead_reason(self, longest: float) -> str | None:
-        """Return a reason if its thread has ended without being asked to."""
-        ended = self._thread.ident and not self._thread.is_alive() and not self._stopping.is_set()
-        return f"{self._thread.name} has ended" if ended else None
-
-    def _run(self) -> None:
-        while not self._stopping.wait(CHECK_INTERVAL):
-            for check in self._watch:
-                try:
-                    check()
-                except Exception:
-                    logger.exception("watchdog failed")

@@ -54,7 +54,7 @@ class Wakeup:
     def take_due(self, now: float) -> bool:
         """Return whether a poll is due by ``now`` (monotonic), and count it as done."""
         is_wanted = self.poll_wanted
-        if is_wanted:  # who sets it from here on is heard in the next step, or by this poll
+        if is_wanted:  # if it is set again from here on, this poll serves, or the next step
             self.poll_wanted = False
         is_due = self.next_poll() <= now
         if is_due:
