@@ -89,7 +89,7 @@ class Story:
 
     def __init__(self, *, is_calm: bool = False) -> None:
         self.second = 0.0
-        self.now_table = Table({}, {}, {}, set())
+        self.now_table = Table({}, {}, {}, set(), {}, set())
         self.broken: list[str] = []
         rules = Rules(
             listeners={"plain": frozenset({"plain"})},
@@ -264,6 +264,12 @@ def breaker(story: Story) -> None:
     story.oracle.look("w1")
 
 
+def parked(story: Story) -> None:
+    story.event("e1")
+    story.now_table.parked["e1"] = "paused:1"
+    story.oracle.look("w1")
+
+
 def stuck(story: Story) -> None:
     story.event("e1")
     story.oracle.finish()
@@ -293,6 +299,7 @@ FALSE = [
     ("innocent", innocent),
     ("poison", poison),
     ("breaker", breaker),
+    ("parked", parked),
     ("stuck", stuck),
     ("stuck", stuck_lease),
 ]
