@@ -73,7 +73,7 @@ class KnownPauses:
         for row_id, *named in dialect.due_first(queues=queues, limit=PARKED_AT_ONCE):
             if (pause := self.holding(*named)) is not None:
                 found[row_id] = pause
-        if dialect.park(found):
+        if found and dialect.park(found):
             self.read(connection)
 
 
