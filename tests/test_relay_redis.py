@@ -119,8 +119,8 @@ def test_a_full_server_is_an_outage_until_there_is_room(start: Any, opened: Any)
     outcomes = backend.publish(messages(200, body=b"x" * 100_000), 10)
     taken = outcomes.count(None)
     assert 0 < taken < 200
-    assert outcomes[:taken] == [None] * taken
-    assert {type(each) for each in outcomes[taken:]} == {BrokerUnavailable}
+    # The server frees buffers between two commands, so a message may be taken after a refused one.
+    assert {type(each) for each in outcomes} == {type(None), BrokerUnavailable}
     with redis.Redis.from_url(server.url) as client:
         assert client.xlen("orders") == taken
         client.config_set("maxmemory", "1mb")
