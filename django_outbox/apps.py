@@ -30,7 +30,7 @@ class OutboxConfig(AppConfig):
             load_task_backends()
             registration.register()
             if current().EMBEDDED:
-                from .worker import embedded
+                from .process import embedded
 
                 embedded.install()
 

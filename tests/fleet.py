@@ -133,7 +133,7 @@ def main(processes: int) -> int:
 
     django.setup()
 
-    from django_outbox.worker import main, supervisor
+    from django_outbox.process import main, supervisor
 
     supervisor.BACKOFF = (0.0, 0.0)
     return main.run([None], processes=processes, purge=False)

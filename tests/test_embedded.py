@@ -21,7 +21,7 @@ from django.db import OperationalError, connection
 
 import django_outbox as outbox
 from django_outbox.models import OutboxEvent
-from django_outbox.worker import embedded
+from django_outbox.process import embedded
 from django_outbox.writing.hot_queue import hot_queues
 from tests.fleet import wait_until
 from tests.reach.children import Child, Site, holds_a_database, is_alive, nothing_is_left

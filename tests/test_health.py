@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from django_outbox import Worker
+from django_outbox.process.probes import Probes
 from django_outbox.worker import worker as worker_room
 from django_outbox.worker.health import Health
-from django_outbox.worker.probes import Probes
 from django_outbox.worker.threads import Loop
 from tests.fleet import wait_until
 from tests.reach.children import Child, Site, is_alive, workers_show

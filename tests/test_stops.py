@@ -8,6 +8,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from math import inf
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,11 +19,11 @@ from django.test import override_settings
 import django_outbox as outbox
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent
+from django_outbox.process import main, signals
+from django_outbox.process.main import is_late
+from django_outbox.process.signals import Signals
 from django_outbox.sql import dialect_of
 from django_outbox.sql.values import STREAMS, Branch, Claim
-from django_outbox.worker import main
-from django_outbox.worker.main import _give_up_after
-from django_outbox.worker.supervisor import Signals
 from tests.table import (
     end_stream_leases,
     in_thread,
@@ -292,18 +293,16 @@ def test_a_spent_worker_claims_no_more() -> None:
 
 def test_the_limit_of_a_stop_counts_from_the_first_signal(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
-    monkeypatch.setattr(main, "time", SimpleNamespace(monotonic=lambda: now))
-    signals = Signals()
-    unlimited = _give_up_after(signals, 30, None)
-    assert not unlimited()
+    for module in (main, signals):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now))
+    told = Signals()
     now += 60
-    signals.receive()
-    assert not unlimited()  # the time counts from now
+    assert not is_late(told, 30, inf)
+    told.receive()
     now += 29
-    assert not unlimited()
+    assert not is_late(told, 30, inf)  # the time counts from the signal
     now += 2
-    assert unlimited()
-    hasty = _give_up_after(signals, 3600.0, None)
-    assert not hasty()
-    signals.receive()
-    assert hasty()
+    assert is_late(told, 30, inf)
+    assert not is_late(told, 3600, inf)
+    told.receive()
+    assert is_late(told, 3600, inf)

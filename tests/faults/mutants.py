@@ -229,7 +229,7 @@ MUTANTS = (
         scenario="deploys",
         edits=[
             (
-                "worker/main.py",
+                "process/main.py",
                 "    wait(ends, timeout=HAND_BACK_DELAY / 2)\n",
                 (
                     "    wait(ends, timeout=HAND_BACK_DELAY / 2)\n"

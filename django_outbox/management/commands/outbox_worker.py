@@ -20,8 +20,8 @@ from ...conf import current
 from ...contrib import prometheus
 from ...contrib.logs import JSONFormatter
 from ...models import missing_table
-from ...worker.main import Metrics, run, run_reloading
-from ...worker.probes import Probes
+from ...process.main import Metrics, run, run_reloading
+from ...process.probes import Probes
 from .. import arguments as cli
 from ..command import OutboxCommand
 

@@ -12,17 +12,19 @@ import logging
 import socket
 import socketserver
 import time
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any, Final, cast
 
 from django.core.exceptions import ImproperlyConfigured
 
-from .health import GetHealth
+from ..worker.health import Health
 
 logger = logging.getLogger("django_outbox")
 
 Address = tuple[str, int]
+GetHealth = Callable[[], Health]
 
 TOUCH_INTERVAL: Final = 1.0  # seconds between two touches of the heartbeat file
 

@@ -10,8 +10,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from contextlib import contextmanager, suppress
-from typing import Any, Protocol
+from contextlib import contextmanager
+from functools import partial
+from http.server import HTTPServer
+from math import inf
+from typing import Any
 
 from django.db import connections
 from django.utils.autoreload import (
@@ -21,30 +24,18 @@ from django.utils.autoreload import (
     get_reloader,
 )
 
-from .health import Health, HealthOutput, HealthPipe, combine
+from ..worker.health import Health, combine
+from ..worker.worker import Worker
 from .probes import Probes
-from .supervisor import Signals, Supervisor
-from .worker import Worker
+from .signals import PASSED_ON, STOPPING, Signals
+from .supervisor import HealthPipe, Supervisor
 
 logger = logging.getLogger("django_outbox")
 
 HAND_BACK_DELAY = 1.0  # seconds until handed-back events are due; this process has ended by then
 RELOAD_EXIT_CODE = 3  # exit code of a process that asks for a restart, as with runserver
 
-
-class Stoppable(Protocol):
-    """The server that ``Metrics`` returns; the standard library's have this interface."""
-
-    server_port: int
-
-    def shutdown(self) -> None:
-        """Stop serving requests."""
-
-    def server_close(self) -> None:
-        """Close the port."""
-
-
-Metrics = Callable[[], tuple[Stoppable, threading.Thread]]  # opens a port, served by a thread
+Metrics = Callable[[], tuple[HTTPServer, threading.Thread]]  # opens a port, served by a thread
 
 
 def run(
@@ -59,36 +50,32 @@ def run(
 
     Raises ``ImproperlyConfigured`` if the port or the file of ``probes`` cannot be opened.
     """
-    signals = Signals()
-    signals.install()
-    output = probes or Probes()
+    signals, output = Signals(), probes or Probes()
+    signals.install(*STOPPING)
     output.open()
     if processes == 1:
         return serve(aliases, signals, output, metrics=metrics, **options)
-    signals.install_passed_on()
+    signals.install(PASSED_ON)
     connections.close_all()  # a fork must not share database connections
 
     def deliver(pipe: HealthPipe) -> int:
-        output.close()
-        return _serve_as_child(aliases, signals, pipe, options)
+        return serve(aliases, signals, pipe, **options)
 
     def serve_metrics(pipe: HealthPipe) -> int:
         """Serve metrics from a separate process: the supervisor forks, so it has no threads."""
-        output.close()
-        _begin_as_child(signals)
         with _serving(metrics):
             while not signals.wait(pipe.interval):
                 pipe.publish(Health)
         return 0
 
     mains = [*[deliver] * processes, *([serve_metrics] if metrics else [])]
-    return Supervisor(mains).run(signals, output)
+    return Supervisor(mains, signals, output).run()
 
 
 def serve(
     aliases: Sequence[str | None],
     signals: Signals,
-    output: HealthOutput,
+    output: Probes | HealthPipe,
     *,
     metrics: Metrics | None = None,
     **options: Any,
@@ -103,7 +90,7 @@ def serve(
     return 0 if finished and not signals.hurry() else 1
 
 
-def _work(workers: Sequence[Worker], signals: Signals, output: HealthOutput) -> bool:
+def _work(workers: Sequence[Worker], signals: Signals, output: Probes | HealthPipe) -> bool:
     """Deliver until a signal, or until a worker must be replaced; return whether all drained."""
 
     def get_health() -> Health:
@@ -116,19 +103,17 @@ def _work(workers: Sequence[Worker], signals: Signals, output: HealthOutput) -> 
     try:
         for worker in workers:
             worker.start()
-        while not signals.wait(output.interval):
-            spent, reasons = any(each.is_spent for each in workers), lost()
-            if reasons:
-                logger.error("threads lost, the process ends reason=%s", "; ".join(reasons))
-            if spent or reasons:
-                break
+        while not (reasons or spent or signals.wait(output.interval)):
             output.publish(get_health)
+            spent, reasons = any(each.is_spent for each in workers), lost()
+        if reasons:
+            logger.error("threads lost, the process ends reason=%s", "; ".join(reasons))
     finally:
-        since = None if spent and not signals.received else time.monotonic()
+        since = inf if spent and not reasons else time.monotonic()
         with ThreadPoolExecutor(len(workers)) as stopping:  # drain all at the same time
             ends = [
                 stopping.submit(
-                    each.finish, _give_up_after(signals, each.settings.DRAIN_TIMEOUT, since)
+                    each.finish, partial(is_late, signals, each.settings.DRAIN_TIMEOUT, since)
                 )
                 for each in workers
             ]
@@ -138,20 +123,12 @@ def _work(workers: Sequence[Worker], signals: Signals, output: HealthOutput) -> 
     return all(each.result() for each in ends) and not reasons and not lost()
 
 
-def _give_up_after(signals: Signals, seconds: float, since: float | None) -> Callable[[], bool]:
-    """Return a function that returns whether to stop waiting for running listeners.
+def is_late(signals: Signals, seconds: float, since: float) -> bool:
+    """Return whether to stop waiting for running listeners.
 
-    It returns True ``seconds`` after ``since`` (monotonic; None: the first signal), or after the
-    second signal.
+    It is after the second signal, or ``seconds`` after ``since`` (monotonic) or the first one.
     """
-
-    def give_up() -> bool:
-        nonlocal since
-        if since is None and signals.received:
-            since = time.monotonic()
-        return signals.hurry() or (since is not None and time.monotonic() > since + seconds)
-
-    return give_up
+    return signals.hurry() or time.monotonic() > min(since, signals.first_at) + seconds
 
 
 def _hand_back(workers: Sequence[Worker]) -> None:
@@ -182,35 +159,8 @@ def _serving(metrics: Metrics | None) -> Iterator[None]:
         thread.join()
 
 
-def _serve_as_child(
-    aliases: Sequence[str | None], signals: Signals, output: HealthOutput, options: dict[str, Any]
-) -> int:
-    _begin_as_child(signals)
-    return serve(aliases, signals, output, **options)
-
-
-def _begin_as_child(signals: Signals) -> None:
-    """Handle signals in a child process; treat the parent's death as a signal.
-
-    The count of signals is kept, because one may have come right after the fork.
-    """
-    signals.install(ignore_interrupt=True)
-    parent = os.getppid()
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.5)
-        signals.receive()  # the supervisor was killed; nothing else would stop this process
-
-    threading.Thread(target=watch, name="outbox-parent-watch", daemon=True).start()
-
-
 def run_reloading(
-    aliases: Sequence[str | None],
-    *,
-    probes: Probes | None = None,
-    metrics: Metrics | None = None,
-    **options: Any,
+    aliases: Sequence[str | None], *, probes: Probes | None = None, **options: Any
 ) -> int:
     """Run one process that drains when code changes, and start it again then.
 
@@ -220,8 +170,8 @@ def run_reloading(
     if os.environ.get(DJANGO_AUTORELOAD_ENV) == "true":
         output = probes or Probes()
         output.open()
-        return _serve_until_changed(aliases, signals, output, {"metrics": metrics, **options})
-    signals.install()
+        return _serve_until_changed(aliases, signals, output, options)
+    signals.install(*STOPPING)
     code = RELOAD_EXIT_CODE
     while code == RELOAD_EXIT_CODE and not signals.received:
         environment = {**os.environ, DJANGO_AUTORELOAD_ENV: "true"}
@@ -233,18 +183,17 @@ def run_reloading(
 def _attend(child: subprocess.Popen[bytes], signals: Signals) -> int:
     """Wait for the child to end, and pass signals on; return its exit code."""
     forwarded = 0
-    while True:
-        with suppress(subprocess.TimeoutExpired):
-            code = child.wait(0.1)
-            # Killed by the signal before it could install its handlers.
-            return 0 if forwarded and code == -signal.SIGTERM else abs(code)
+    while (code := child.poll()) is None:
+        time.sleep(0.1)
         if forwarded < signals.received:
             forwarded = signals.received
             child.terminate()
+    # Killed by the signal before it could install its handlers.
+    return 0 if forwarded and code == -signal.SIGTERM else abs(code)
 
 
 def _serve_until_changed(
-    aliases: Sequence[str | None], signals: Signals, output: HealthOutput, options: dict[str, Any]
+    aliases: Sequence[str | None], signals: Signals, output: Probes, options: dict[str, Any]
 ) -> int:
     changed = threading.Event()
 
@@ -255,12 +204,10 @@ def _serve_until_changed(
         return True  # or the reloader calls sys.exit(), which ends only its own thread
 
     file_changed.connect(on_change)
-    watch = threading.Thread(
-        target=get_reloader().run,
-        args=(threading.main_thread(),),
-        name="outbox-reloader",
-        daemon=True,
-    )
-    watch.start()
-    code = _serve_as_child(aliases, signals, output, options)
+    run_reloader, main_thread = get_reloader().run, threading.main_thread()
+    threading.Thread(
+        target=run_reloader, args=(main_thread,), name="outbox-reloader", daemon=True
+    ).start()
+    signals.install_in_child()
+    code = serve(aliases, signals, output, **options)
     return RELOAD_EXIT_CODE if changed.is_set() else code

@@ -15,8 +15,8 @@ from django.core.signals import request_started
 from django.db import connections, router
 
 from ..models import OutboxEvent
+from ..worker.worker import Worker
 from ..writing.hot_queue import hot_queues
-from .worker import Worker
 
 logger = logging.getLogger("django_outbox")
 

@@ -1,0 +1,1 @@
+"""The operating-system process around workers: signals, supervision, probes, web servers."""

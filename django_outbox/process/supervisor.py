@@ -1,0 +1,181 @@
+"""Keeps the processes of ``outbox_worker`` alive, and stops them on signals."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Final
+
+from ..conf import current
+from ..worker.health import Health, combine
+from .probes import Probes
+from .signals import PASSED_ON, Signals
+
+logger = logging.getLogger("django_outbox")
+
+BACKOFF = (0.1, 30.0)  # seconds before a dead process is replaced: at first, and at most
+HEALTHY_AFTER: Final = 10.0  # seconds after which a process counts as successfully started
+REPORT_INTERVAL: Final = 1.0  # seconds between two reports to the supervisor
+# Seconds without a report after which a process counts as dead, if leases are not longer.
+SILENCE_LIMIT: Final = 5.0
+
+
+class Supervisor:
+    """Replaces dead processes, with back-off; passes signals on; reports the health of all."""
+
+    def __init__(
+        self, mains: Sequence[Callable[[HealthPipe], int]], signals: Signals, probes: Probes
+    ) -> None:
+        """``mains`` run in the child processes, and return their exit codes."""
+        self._slots = [_Slot(main, self._begin_child) for main in mains]
+        self._signals, self._probes = signals, probes
+
+    def run(self) -> int:
+        """Supervise until a signal, then until all have ended; return the exit code."""
+        logger.info("supervisor started pid=%d processes=%d", os.getpid(), len(self._slots))
+        while not self._signals.wait(0.05):
+            for slot in self._slots:
+                slot.check()
+            self._probes.publish(lambda: combine(slot.health() for slot in self._slots))
+        for slot in self._slots:
+            slot.code = 0  # earlier exit codes are logged already
+            slot.pass_on()
+        while any(slot.is_alive() for slot in self._slots):
+            time.sleep(0.02)
+            self._probes.publish(lambda: Health(unready=("draining",)))
+            if self._signals.hurry():  # repeatedly, because two at once arrive as one
+                for slot in self._slots:
+                    slot.pass_on()
+        return 1 if any(slot.code for slot in self._slots) else 0
+
+    def _begin_child(self) -> None:
+        self._probes.close()
+        self._signals.install_in_child()
+
+
+class HealthPipe:
+    """A pipe by which a process reports its health to its supervisor; the latest report counts.
+
+    Neither end ever blocks: a report that does not fit is dropped, because another one follows.
+    """
+
+    interval: Final = 0.5  # seconds between two calls of ``publish``
+
+    def __init__(self) -> None:
+        self._read_end, self._write_end = os.pipe()
+        for end in (self._read_end, self._write_end):
+            os.set_blocking(end, False)
+        self._next_at = 0.0  # monotonic
+        self._partial = b""  # the part of a report that has been read so far
+
+    def keep(self, *, writer: bool) -> None:
+        """Keep one end: the process that reports, the writing one; its supervisor, the other."""
+        os.close(self._read_end if writer else self._write_end)
+
+    def publish(self, get_health: Callable[[], Health]) -> None:
+        """Report the health, about once a second."""
+        if time.monotonic() < self._next_at:
+            return
+        self._next_at = time.monotonic() + REPORT_INTERVAL
+        with suppress(OSError):  # full, or the supervisor is gone
+            os.write(self._write_end, json.dumps(asdict(get_health())).encode()[:4000] + b"\n")
+
+    def read_latest(self) -> Health | None:
+        """Return the latest report; None if there was none since the last call."""
+        text = self._partial
+        with suppress(BlockingIOError):
+            while part := os.read(self._read_end, 65_536):
+                text += part
+        *lines, self._partial = text.split(b"\n")
+        for line in reversed(lines):
+            with suppress(ValueError):  # too long, and therefore cut
+                found = json.loads(line)
+                return Health(dead=tuple(found["dead"]), unready=tuple(found["unready"]))
+        return None
+
+    def close(self) -> None:
+        """Close the reading end."""
+        os.close(self._read_end)
+
+
+class _Slot:
+    """One process and, in turn, its replacements."""
+
+    def __init__(self, main: Callable[[HealthPipe], int], begin: Callable[[], None]) -> None:
+        self._main, self._begin = main, begin  # both run in the process
+        self.code = 0  # of the last process that ended
+        self._pid = 0  # 0: none
+        self._restart_at = 0.0  # monotonic
+        self._deaths = 0  # consecutive, each soon after its start
+        self._pipe: HealthPipe  # of the last process
+        self._started_at = self._reported_at = 0.0  # monotonic; of its latest report, too
+        self._last_report = Health()
+
+    def check(self) -> None:
+        """Start a process if none runs, after the back-off; otherwise read its report."""
+        if self.is_alive():
+            if report := self._pipe.read_latest():
+                self._reported_at, self._last_report = time.monotonic(), report
+        elif time.monotonic() >= self._restart_at:
+            self._fork()
+
+    def is_alive(self) -> bool:
+        if not self._pid:
+            return False
+        pid, status = os.waitpid(self._pid, os.WNOHANG)
+        if pid:
+            self._record_exit(os.waitstatus_to_exitcode(status))
+        return not pid
+
+    def health(self) -> Health:
+        """Return the health of the process; one that died is only unready, as it is replaced.
+
+        One that has not reported for the length of a lease is dead: others may have its leases.
+        """
+        if not self._pid:
+            return Health(unready=("a process died and is being replaced",))
+        silent = time.monotonic() - self._reported_at
+        if silent > max(current().LEASE, SILENCE_LIMIT):
+            report = Health(dead=(f"silent for {silent:.0f} s",))
+        else:
+            report = self._last_report
+        return report.prefixed(f"process {self._pid}")
+
+    def pass_on(self) -> None:
+        """Pass a signal to stop on to the process."""
+        if self._pid:
+            os.kill(self._pid, PASSED_ON)
+
+    def _fork(self) -> None:
+        self._started_at = self._reported_at = time.monotonic()
+        self._last_report = Health(unready=("starting",))
+        self._pipe = HealthPipe()
+        self._pid = os.fork()
+        if self._pid:
+            self._pipe.keep(writer=False)
+            return
+        code = 1
+        try:
+            self._pipe.keep(writer=True)
+            self._begin()
+            code = self._main(self._pipe)
+        except BaseException:
+            logger.exception("worker process failed")
+        finally:
+            os._exit(code)  # a child must not run the parent's cleanup
+
+    def _record_exit(self, code: int) -> None:
+        now = time.monotonic()
+        was_healthy = code == 0 or now - self._started_at > HEALTHY_AFTER
+        self._deaths = 0 if was_healthy else self._deaths + 1
+        first, most = BACKOFF
+        pause = min(first * 2.0 ** min(self._deaths, 10), most) if self._deaths else 0.0
+        if code:
+            logger.error("worker process ended pid=%d code=%d next=%.1fs", self._pid, code, pause)
+        self._pid, self._restart_at, self.code = 0, now + pause, abs(code)
+        self._pipe.close()
