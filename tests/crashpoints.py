@@ -88,21 +88,21 @@ def after_hot_claim(fuse: Fuse) -> None:
 def before_listener(fuse: Fuse) -> None:
     from django_outbox.delivery.call import Call
 
-    around(Call, "call_intercepted", before=lambda *args: fuse.light())
+    around(Call, "make", before=lambda *args: fuse.light())
 
 
 def after_listener(fuse: Fuse) -> None:
     """Crash when the effect is there but the listener's outcome is not known yet."""
     from django_outbox.delivery.call import Call
 
-    around(Call, "call_intercepted", after=lambda answer: fuse.light())
+    around(Call, "make", after=lambda answer: fuse.light())
 
 
 def in_atomic_settle(fuse: Fuse) -> None:
     """Crash when an atomic listener's effect and decision are written but not committed."""
-    from django_outbox.delivery.call import Call
+    from django_outbox.delivery.delivery import Delivery
 
-    around(Call, "commit", after=lambda written: fuse.light())
+    around(Delivery, "commit", after=lambda written: fuse.light())
 
 
 def before_settle(fuse: Fuse) -> None:

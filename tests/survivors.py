@@ -276,7 +276,7 @@ SURVIVORS = (
         edits=[
             (
                 "worker/held.py",
-                "if lease.stream in held_up or self._start(lease, now):",
+                "if lease.stream not in held_up and self._start(lease, now):",
                 "if self._start(lease, now):",
             )
         ],
@@ -287,9 +287,9 @@ SURVIVORS = (
         name="a batch with an event behind one that its queue turned away",
         edits=[
             (
-                "worker/batch_delivery.py",
-                "if lease.stream not in held_up and self._may_start(lease):",
-                "if self._may_start(lease):",
+                "worker/held.py",
+                "elif lease.stream is not None:",
+                "elif lease.stream is not None and not lease.turned_away:",
             )
         ],
         test="tests/unit/test_start_order.py"

@@ -15,7 +15,7 @@ from django_outbox.listeners import registry
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent
 from django_outbox.signals import events_claimed
-from django_outbox.worker.drain import _Drain
+from django_outbox.worker.drain import Drain
 from tests.surroundings import heard
 from tests.table import PLACED, insert, keyed, listening, now, row, write
 from tests.test_batches import (
@@ -129,7 +129,7 @@ def test_what_a_stop_leaves_of_a_batch_counts_no_attempt(monkeypatch: pytest.Mon
     """It may be good: only the next calls would have told."""
     ids = write(8)
     bulk = poisoned(ids[0])
-    monkeypatch.setattr(_Drain, "_tidy", lambda drain, lease: False)  # as at a stop
+    monkeypatch.setattr(Drain, "_tidy", lambda drain, lease: False)  # as at a stop
     with listening(bulk, batch=8, retry=FAR):
         outbox.drain()
     assert bulk.sizes == [8]
@@ -325,10 +325,14 @@ def test_an_awaited_fallback_that_cannot_be_called_is_tried_again(
 ) -> None:
     from django_outbox.delivery.call import Call
 
-    async def unable(fallback: Any) -> None:
-        raise RuntimeError("no connection")
+    make = Call.amake
 
-    monkeypatch.setattr(Call, "arun", unable)
+    async def unable(call: Call) -> Any:
+        if call.failure is not None:
+            raise RuntimeError("no connection")
+        return await make(call)
+
+    monkeypatch.setattr(Call, "amake", unable)
 
     async def work(events: list[outbox.Event]) -> list[Exception]:
         return [outbox.Unrecoverable("no")] * len(events)

@@ -16,7 +16,7 @@ from django.db import connection, connections
 import django_outbox as outbox
 from django_outbox.models import OutboxEvent
 from django_outbox.worker import worker as worker_module
-from django_outbox.worker.dispatcher import Dispatcher
+from django_outbox.worker.executor import Executor
 from django_outbox.writing.hot_queue import hot_queues
 from tests.table import in_thread, listening, sessions, statuses, write
 from tests.waiting import wait_until
@@ -72,7 +72,7 @@ def idle() -> None:
 def slow_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """Slow down a start, so that other threads act in the middle of it."""
     delay(monkeypatch, worker_module, "is_in_memory")
-    delay(monkeypatch, Dispatcher, "start")
+    delay(monkeypatch, Executor, "start")
 
 
 def delay(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:

@@ -12,9 +12,12 @@ import pytest
 from django.db import connection
 
 import django_outbox as outbox
-from django_outbox.delivery.deliver import adeliver, deliver, is_async
+from django_outbox.delivery.call import Call
+from django_outbox.delivery.delivery import Delivery
+from django_outbox.delivery.drivers import adrive, drive
 from django_outbox.delivery.interceptors import drain_ending_errors
 from django_outbox.delivery.lease import Lease
+from django_outbox.delivery.route import is_async
 from django_outbox.listeners.outcomes import DONE, Decision, Status
 from django_outbox.models import OutboxEvent
 from django_outbox.sql import dialect_of
@@ -38,7 +41,15 @@ def delivered(listener: Any, *, event_type: str = PLACED, **options: Any) -> Dec
     """Deliver the one due row to ``listener``; return the decision."""
     with listening(listener, event_type, **options):
         (lease,) = leases()
-        return copy_context().run(deliver, lease, alias="default", between=lambda _: None)
+        return copy_context().run(decide, lease)
+
+
+def decide(lease: Lease) -> Decision:
+    """Deliver an event in this thread."""
+    delivery = Delivery([lease], alias="default", is_current=lambda _: True)
+    drive(delivery.steps(), make=Call.make, tidy=lambda: True, pass_on=lambda: None)
+    ((_, decision),) = delivery.decided
+    return decision
 
 
 def outcome(decision: Decision) -> tuple[Status, float | None, int]:
@@ -101,7 +112,7 @@ def test_what_escapes_is_not_an_answer() -> None:
         context = copy_context()
         context.run(drain_ending_errors.set, (KeyboardInterrupt, SystemExit))
         with pytest.raises(KeyboardInterrupt):
-            context.run(deliver, lease, alias="default", between=lambda _: None)
+            context.run(decide, lease)
 
 
 # -- what the listener sees ------------------------------------------------------------------------
@@ -113,7 +124,7 @@ def test_j16_a_delayed_event_knows_it() -> None:
     wait_until(OutboxEvent.objects.due().exists)
     with listening(seen.append):
         (lease,) = leases()
-        copy_context().run(deliver, lease, alias="default", between=lambda _: None)
+        copy_context().run(decide, lease)
     assert seen[0].is_delayed
     assert seen[0].deliver_at == row(event_id).deliver_at
 
@@ -126,7 +137,7 @@ def test_what_waits_to_be_settled_holds_no_decoded_payload() -> None:
         (lease,) = leases()
         assert not gc.is_tracked(lease)
         assert lease.event is lease.event
-        copy_context().run(deliver, lease, alias="default", between=lambda _: None)
+        copy_context().run(decide, lease)
     assert seen[0].payload == {"deep": [[1]]}
     assert lease.event is not seen[0]
     assert (lease.event_id, lease.event.payload) == (seen[0].event_id, {"deep": [[1]]})
@@ -210,7 +221,7 @@ def test_220_an_async_listener_is_awaited_here_too() -> None:
     assert seen == [PLACED]
 
 
-async def go_on(lease: Lease) -> bool:
+async def go_on() -> bool:
     return True
 
 
@@ -218,7 +229,10 @@ def adelivered(listener: Any, **options: Any) -> Decision:
     with listening(listener, **options):
         (lease,) = leases()
         assert is_async(lease)
-        return asyncio.run(adeliver(lease, alias="default", between=go_on))
+        delivery = Delivery([lease], alias="default", is_current=lambda _: True)
+        asyncio.run(adrive(delivery.steps(), tidy=go_on, pass_on=lambda: None))
+        ((_, decision),) = delivery.decided
+        return decision
 
 
 def test_27_an_async_listener_past_its_timeout_is_cancelled() -> None:

@@ -233,7 +233,7 @@ def test_a_thread_that_ends_ends_the_process(part: str, monkeypatch: pytest.Monk
         "heartbeat": "leases.Heartbeat.step",
         "claimer": "claimer.Claimer.step",
         "housekeeper": "housekeeper.Housekeeper.step",
-        "watchdog": "dispatcher.Dispatcher.watch",
+        "watchdog": "executor.Executor.watch",
     }
 
     def end(*args: Any) -> float:

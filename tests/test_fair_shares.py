@@ -133,10 +133,10 @@ def test_no_thread_starts_what_is_just_being_put_back(monkeypatch: pytest.Monkey
     waiting.claimed_at -= 10
     held = Held(30)
     held.add_rows([waiting])
-    drop, starts = held.drop, list[Future[bool]]()
+    drop, starts = held.drop, list[Future[list[Lease]]]()
 
     def meanwhile(leases: Iterable[Lease]) -> None:
-        starts.append(in_thread(lambda: held.start(waiting)))
+        starts.append(in_thread(lambda: held.start([waiting])))
         futures_wait(starts, timeout=0.5)
         drop(leases)
 
@@ -145,7 +145,7 @@ def test_no_thread_starts_what_is_just_being_put_back(monkeypatch: pytest.Monkey
     releases = Releases(alias="default", me="me", held=held, runs=runs, wakeup=Wakeup())
     late = gate_of(Settings(), held).to_release(monotonic())
     assert perform(connection, releases.give_back(late)) == ([waiting], 0)
-    assert starts[0].result(20) is False
+    assert starts[0].result(20) == []
     assert row(event_id).locked_by is None
 
 

@@ -188,7 +188,7 @@ def test_a_stream_is_not_parked_for_a_pause_that_is_over() -> None:
         stale.read(connection)
         resume(*TYPE)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("django_outbox.worker.drain_claims.KnownPauses", lambda: stale)
+            patch.setattr("django_outbox.worker.drain.KnownPauses", lambda: stale)
             outbox.drain()
     assert len(got) == 1
 

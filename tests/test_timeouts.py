@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,12 +17,22 @@ from django.db import connections
 
 import django_outbox as outbox
 from django_outbox import signals
-from django_outbox.delivery import timeouts
+from django_outbox.delivery import call
 from django_outbox.listeners import registry
 from django_outbox.listeners.outcomes import Decision, Status
-from django_outbox.worker.dispatcher import Dispatcher
+from django_outbox.worker.executor import Executor
 from tests.surroundings import heard
-from tests.table import PLACED, in_thread, listening, row, statuses, write
+from tests.table import (
+    PLACED,
+    claimed,
+    events_of,
+    in_thread,
+    insert,
+    listening,
+    row,
+    statuses,
+    write,
+)
 from tests.testapp.models import Effect
 from tests.waiting import Gate, MovedClock, wait_until
 
@@ -40,13 +53,13 @@ def soon(settings: Any) -> None:
 @pytest.fixture
 def rounds(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     """Return a list that grows with each check of the watchdog that has ended."""
-    watch, ended = Dispatcher.watch, list[None]()
+    watch, ended = Executor.watch, list[None]()
 
-    def note(dispatcher: Dispatcher) -> None:
-        watch(dispatcher)
+    def note(executor: Executor) -> None:
+        watch(executor)
         ended.append(None)
 
-    monkeypatch.setattr(Dispatcher, "watch", note)
+    monkeypatch.setattr(Executor, "watch", note)
     return ended
 
 
@@ -248,19 +261,33 @@ def test_what_is_written_off_during_a_drain_is_settled_first(clock: MovedClock) 
 
 def test_a_call_is_ended_once_by_its_thread_or_by_the_watchdog() -> None:
     """So a call that returns at the moment of its timeout is neither settled twice nor lost."""
-    call: Any = None
-    calls = [timeouts.TimedCall(call, 0.0, TIMEOUT) for _ in range(1000)]
-    start = threading.Barrier(2)
+    with listening(lambda event: None, timeout=TIMEOUT):
+        insert(1000)
+        leases = events_of(claimed(limit=1000).rows)
+        (listener,) = registry.route("", PLACED)
+        owner: Any = SimpleNamespace(alias="default", lead=leases[0])
+        calls = [call.Call(owner, listener, [each]) for each in leases]
+        start = threading.Barrier(2)
 
-    def end(how: Callable[[timeouts.TimedCall], bool]) -> list[bool]:
-        start.wait(60)
-        return [how(each) for each in calls]
+        def end(how: Callable[[call.Call], bool]) -> list[bool]:
+            start.wait(60)
+            return [how(each) for each in calls]
 
-    returned = in_thread(lambda: end(timeouts.TimedCall.mark_returned))
-    abandoned = in_thread(lambda: end(timeouts.TimedCall.abandon))
-    both = [*zip(returned.result(60), abandoned.result(60), strict=True)]
+        def make(each: call.Call) -> bool:
+            try:
+                each.make()
+            except call.CallAbandoned:
+                return False
+            return True
+
+        def abandon(each: call.Call) -> bool:
+            while each.ends_at == math.inf:  # it has not begun
+                time.sleep(0)
+            return each.abandon()
+
+        returned, abandoned = in_thread(lambda: end(make)), in_thread(lambda: end(abandon))
+        both = [*zip(returned.result(60), abandoned.result(60), strict=True)]
     assert {sum(each) for each in both} == {1}
-    assert [each.has_returned for each in calls] == [by_its_thread for by_its_thread, _ in both]
 
 
 # -- the fallback ----------------------------------------------------------------------------------
@@ -318,7 +345,7 @@ def test_a_fallback_that_hangs_is_written_off_and_the_event_dead(clock: MovedClo
 def test_a_coroutine_in_a_thread_is_cancelled_and_its_thread_kept(
     clock: MovedClock, rounds: list[None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(timeouts, "CANCELLATION_GRACE", TIMEOUT)
+    monkeypatch.setattr(call, "CANCELLATION_GRACE", TIMEOUT)
     calls: list[int] = []
     over: list[bool] = []
 
@@ -341,7 +368,7 @@ def test_a_coroutine_in_a_thread_is_cancelled_and_its_thread_kept(
         (event_id,) = write()
         try:
             ended(DONE=1)
-            assert worker._dispatchers[0]._abandoned == []
+            assert worker._executors[0]._abandoned == []
         finally:
             over.append(True)
     assert calls == [0, 1]
@@ -414,7 +441,7 @@ def test_a_worker_whose_threads_all_hang_says_that_only_a_new_process_helps(
         outbox.Worker(workers=2) as worker,
     ):
         write(1)
-        wait_until(lambda: worker._dispatchers[0]._hanging() == 1)
+        wait_until(lambda: worker._executors[0]._hanging() == 1)
         assert worker.health().is_live
         assert not worker.lost_threads
         write(1)
@@ -467,7 +494,7 @@ def test_listener_and_fallback_may_both_hang(clock: MovedClock) -> None:
         try:
             (event_id,) = write()
             ended(DEAD=1)
-            assert worker._dispatchers[0]._hanging() == 2
+            assert worker._executors[0]._hanging() == 2
             write()  # the worker still has one usable thread
             wait_until(lambda: len(listener.attempts) == 2)
         finally:

@@ -1,204 +1,294 @@
-"""Call a listener with one event: plain, awaited, or in one transaction with the decision."""
+"""``Call``: one call of a listener or its fallback: in its transaction, intercepted, and timed."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable
-from contextlib import ExitStack
-from contextvars import Context
-from dataclasses import dataclass, replace
-from typing import Any
+import threading
+from collections.abc import Awaitable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from inspect import isawaitable
+from math import inf
+from typing import Any, Protocol
+
+from asgiref.sync import async_to_sync
+from django.db import InterfaceError, OperationalError, connections
 
 from .. import hooks
 from ..clocks import monotonic
-from ..conf import Settings
+from ..conf import current
 from ..events import Event, delivering
-from ..listeners.outcomes import DONE, LOST, Decision, Failure, Status
+from ..exceptions import ListenerTimeout
+from ..listeners.callables import location
+from ..listeners.outcomes import Failure
 from ..listeners.registry import Listener
-from ..signals import announce, event_decided, event_started
-from . import verdicts
-from .async_timeouts import as_async
-from .decide import describe, name, recovered
+from ..signals import announce, listener_overdue
+from ..sql import dialect_of
+from .answers import checked
+from .async_timeouts import as_async, with_timeout
 from .interceptors import ends_drain, intercept
-from .invocation import Invocation, NotBegun, NotOurs, settle_together
 from .lease import Lease
 
 logger = logging.getLogger("django_outbox")
 
-Report = Callable[[Listener, Decision], None]
+CANCELLATION_GRACE = 1.0  # seconds in which a cancelled coroutine has to end
 
 
-def report_nothing(listener: Listener, decision: Decision) -> None:
-    pass
+class CallAbandoned(BaseException):
+    """Ends a thread whose call was written off: the delivery is no longer its own."""
 
 
-@dataclass(slots=True)  # not frozen, which is faster: every delivery creates one
-class Call(Invocation):
-    """One call of a listener with an event.
+class NotBegun(Exception):
+    """The transaction of a call could not begin, so that the listener was not called."""
 
-    When the listener has failed for good, its fallback is called in the same way: within
-    interceptors, with the listener's timeout, and, for an atomic listener, in its own transaction.
+
+class NotOurs(Exception):
+    """The lease of a call had ended when it was to be settled; its transaction is undone."""
+
+
+class _Rollback(Exception):
+    """Rolls back the transaction of an atomic listener."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Raised:
+    """A returned exception: raised in a task, some end the event loop, and asgiref adds frames."""
+
+    error: BaseException
+
+
+class Owner(Protocol):
+    """The delivery that makes a call."""
+
+    alias: str
+    lead: Lease  # its first event: the clock of its calls
+
+    def commit(self, call: Call, answer: Any) -> bool:
+        """Settle in an atomic listener's transaction; return whether the leases were ours."""
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One call with an event, or with some of a batch.
+
+    ``make`` and ``amake`` return what it returned or raised. A call in a thread either returns in
+    time, or the watchdog writes it off: whoever ends it first decides.
     """
 
-    lease: Lease
+    owner: Owner
     listener: Listener
-    event: Event
-    settings: Settings
-    alias: str
-    between: Callable[[Lease], Any]  # cleans up before the fallback
-    report: Report = report_nothing  # called with each decision
-    failure: Failure | None = None  # what the fallback is called with, once it is called
-    failed: Decision = LOST  # the decision that led to the fallback
-    context: Context | None = None  # runs the call; set if the call may be abandoned
-    committed: Decision | None = None
+    leases: list[Lease]  # whose events it is called with
+    failure: Failure | None = None  # of the listener; then the fallback is called
+    committed: Any = None  # what an atomic listener's transaction has committed
+    started: float = 0.0  # monotonic
+    ends_at: float = inf  # monotonic; from then on it may be written off
+    seconds: float = 0.0  # duration, set when it ends
+    has_returned: bool = False  # before it was written off
+    _ended: threading.Lock | None = field(default=None, repr=False)  # taken by who ends it
+
+    @property
+    def event(self) -> Event:
+        """The first event."""
+        return self.leases[0].event
 
     @property
     def called(self) -> Any:
         """The callable that runs: the listener, or its fallback."""
         return self.listener.call if self.failure is None else self.listener.fallback
 
-    def intercept(self) -> ExitStack | None:
-        """Enter the interceptors; None if there are none."""
-        found = hooks.interceptors()
-        return intercept(self.event, found) if found else None
+    @property
+    def timeout(self) -> float | None:
+        """Seconds that the listener and its fallback may each run; None: no limit."""
+        given = self.listener.timeout
+        if given is None and self.listener.check is None:  # a relay ends its calls by itself
+            return current().LISTENER_TIMEOUT
+        return given
 
-    def run(self) -> Decision:
-        """Call the listener, or its fallback if it has failed for good, and decide."""
-        answer, seconds = self.call_timed(self.called, *self._begin())
-        self.lease.duration += seconds
-        if answer is None and self.failure is None:  # as nearly all end; the rest takes longer
-            return self._announce_decided(self.committed or DONE)
-        return self._conclude(answer, self.committed or self.decide(answer))
+    @property
+    def _takes_batch(self) -> bool:
+        return self.listener.batching is not None and self.failure is None
 
-    def finish(self, seconds: float) -> Decision:
-        """Decide in place of the thread that hangs in this call, abandoned after ``seconds``."""
-        error = self.end_abandoned(seconds, [self.lease])
-        return self._conclude(error, self.decide(error))
+    # -- in a thread -----------------------------------------------------------------------------
 
-    def copy_for_thread(self, between: Callable[[Lease], Any]) -> Call:
-        """Return a copy of the call for another thread; the thread that hangs keeps its event."""
-        self.lease.drop_event()
-        prepare(self.lease, self.listener, self.alias)  # cannot fail: the payload fitted before
-        assert self.context is not None  # policy and fallback may read what the listener set
-        context = self.context.copy()
-        return replace(self, event=self.lease.event, between=between, context=context)
+    def make(self) -> Any:
+        """Call; raise ``CallAbandoned`` if it was written off: nothing may be changed then."""
+        timeout, self.started = self.timeout, monotonic()
+        if timeout is not None:
+            self._ended, self.ends_at = threading.Lock(), self.started + timeout
+        delivering.set(self._subject)
+        answer = self._in_transaction() if self.listener.atomic else self._intercepted()
+        self.share(monotonic() - self.started)
+        if timeout is not None:
+            self._report_if_late(self.seconds)
+        return answer
 
-    def _conclude(self, answer: Any, decision: Decision) -> Decision:
-        """Call the fallback if the listener has failed for good; announce what was decided."""
-        if self.failure is not None or not verdicts.needs_fallback(self.listener, answer, decision):
-            return self._announce_decided(decision)
-        self.between(self.lease)
-        self.fail(answer, decision)
-        return self.run()
+    def abandon(self) -> bool:
+        """End the call from another thread; return whether it had not returned before."""
+        if not self._end():
+            return False
+        self.share(self.seconds)
+        self._report_if_late(self.seconds)
+        return True
 
-    async def arun(self) -> Decision:
-        """Await the listener, or its fallback if it has failed for good, and decide."""
-        called = self.called if self.failure is None else as_async(self.called)
-        answer = await self.acall(called, *self._begin())
-        decision = self.decide(answer)
-        if self.failure is not None or not verdicts.needs_fallback(self.listener, answer, decision):
-            return self._announce_decided(decision)
-        await self.between(self.lease)
-        self.fail(answer, decision)
-        return await self.arun()
+    def share(self, seconds: float) -> None:
+        """Count the duration: an equal share for each event."""
+        for each in self.leases:
+            each.duration += seconds / len(self.leases)
 
-    def fail(self, error: BaseException, failed: Decision) -> None:
-        """Note that the listener has failed for good, as decided; its fallback is next."""
-        self.failed = failed
-        self.failure = Failure(
-            listener=self.listener.title,
-            attempts=self.lease.attempts + 1,
-            exception=error,
-            text=describe(error),
-        )
+    def _end(self) -> bool:
+        """End the call once; return whether this thread did it."""
+        if self._ended is not None and not self._ended.acquire(blocking=False):
+            return False
+        self.seconds = monotonic() - self.started
+        return True
 
-    def _begin(self) -> tuple[Any, ...]:
-        """Announce the call, unless it is the fallback's; return its arguments."""
-        delivering.set(self.event)
-        if self.failure is not None:
-            return self.event, self.failure
-        if event_started.receivers:
-            announce_start(self.event, self.listener, self.alias)
-        return (self.event,)
-
-    def _announce_decided(self, decision: Decision) -> Decision:
-        """Report a decision and send its signal; return it."""
-        self.report(self.listener, decision)
-        if decision is not DONE:
-            self._log_recovery(decision)
-        if decision is not DONE or event_decided.receivers:
-            announce_decided(self.lease, self.event, self.listener, self.alias, decision)
-        return decision
-
-    def _log_recovery(self, decision: Decision) -> None:
-        failure = self.failure
-        if decision.status is Status.DONE and failure is not None:
+    def _in_transaction(self) -> Any:
+        """Commit the decisions with the listener's changes, without a timeout; errors undo both."""
+        alias, answer, has_begun = self.owner.alias, None, False
+        try:
+            with dialect_of(connections[alias]).read_committed():
+                has_begun = True
+                answer = self._intercepted()
+                if not isinstance(answer, BaseException) and not self.owner.commit(self, answer):
+                    answer = NotOurs()
+                if isinstance(answer, BaseException):
+                    raise _Rollback
+        except _Rollback:
+            self.committed = None
+        except Exception as error:
+            self.committed = None
+            if not (self.has_returned or self._end()):
+                raise CallAbandoned from error  # the rollback failed
+            if has_begun or not isinstance(error, (OperationalError, InterfaceError)):
+                return error
             logger.warning(
-                "fallback succeeded event_id=%s event_type=%s listener=%r attempt=%d error=%s",
+                "transaction could not begin event_id=%s listener=%r error=%s",
                 self.event.event_id,
-                self.event.event_type,
-                failure.listener,
-                failure.attempts,
-                name(failure.exception),
+                self.listener.title,
+                error,
             )
+            return NotBegun()
+        return answer
 
-    def commit(self, answer: Any) -> bool:
-        decision = self.decide(answer)
-        seconds = monotonic() - self.lease.called_at
-        self.lease.note_failure(decision, listener=self.listener.title, seconds=seconds)
-        self.committed = replace(decision, written=True)
-        return settle_together([(self.lease, decision)], alias=self.alias, settings=self.settings)
+    def _intercepted(self) -> Any:
+        answer: Any
+        try:
+            with self._enter():
+                answer = self.called(*self._arguments())
+                if answer is not None:
+                    if isawaitable(answer):
+                        answer = self._await_here(answer)
+                    answer = self._checked(answer)
+        except BaseException as error:  # SystemExit too: no listener ends the worker
+            if ends_drain(error):
+                raise
+            answer = error
+        self.has_returned = self._end()
+        if not self.has_returned:
+            raise CallAbandoned
+        return answer
 
-    def decide(self, answer: Any) -> Decision:
-        """Return the decision on what the listener, or its fallback, returned or raised."""
-        if self.failure is not None and not isinstance(answer, (NotBegun, NotOurs)):
-            return recovered(answer, failure=self.failure, after=self.failed)
-        return verdicts.own(answer, self.lease, self.listener, self.settings)
+    def _await_here(self, awaitable: Awaitable[Any]) -> Any:
+        """Await in a thread: the timeout starts now, and a cancelled coroutine has time to end."""
+        if (timeout := self.timeout) is not None:
+            self.ends_at = monotonic() + timeout + CANCELLATION_GRACE
+        return async_to_sync(self._await_with_timeout)(awaitable)
 
+    # -- on the event loop -----------------------------------------------------------------------
 
-def announce_start(event: Event, listener: Listener, alias: str) -> None:
-    if event_started.receivers:  # checked here too, because the arguments cost time
-        announce(event_started, sender=alias, event=event, listener=listener)
+    async def amake(self) -> Any:
+        """Await the call; it is cancelled after its timeout."""
+        lease = self.owner.lead
+        self.started, began = monotonic(), lease.clock
+        delivering.set(self._subject)
+        called = self.called if self.failure is None else as_async(self.called)
+        try:
+            with self._enter():
+                return self._checked(await self._await_with_timeout(called(*self._arguments())))
+        except BaseException as error:
+            if lease.cancelled and isinstance(error, asyncio.CancelledError):
+                raise
+            return error
+        finally:
+            self.seconds = monotonic() - self.started
+            self.share(self.seconds)
+            self._report_if_late(lease.clock - began)
 
+    async def _await_with_timeout(self, awaitable: Awaitable[Any]) -> Any:
+        """Return what the listener returned or raised; cancel it after the timeout."""
+        lease, timeout = self.owner.lead, self.timeout
+        started = lease.clock
+        try:
+            return await with_timeout(timeout, _await_guarded(awaitable), lease)
+        except asyncio.TimeoutError as error:  # ours, or one of the listener's own
+            if timeout is None or lease.clock - started < timeout:
+                return _Raised(error)
+            timeout_error = self.timeout_error("cancelled")
+            timeout_error.__cause__ = error
+            return _Raised(timeout_error)
+        except asyncio.CancelledError as error:
+            if lease.cancelled:  # by the worker, which is stopping
+                raise
+            return _Raised(error)
+        except Exception as error:  # noqa: BLE001 - a listener may raise anything
+            return _Raised(error)
 
-def announce_decided(
-    lease: Lease, event: Event, listener: Listener, alias: str, decision: Decision
-) -> None:
-    """Note what was decided for the history of the event, and send the signal."""
-    if decision is not DONE:
-        lease.note_failure(decision, listener=listener.title, seconds=lease.duration)
-    if event_decided.receivers:
+    # -- for both --------------------------------------------------------------------------------
+
+    @property
+    def _subject(self) -> Event | tuple[Event, ...]:
+        return (*[each.event for each in self.leases],) if self._takes_batch else self.event
+
+    def _enter(self) -> AbstractContextManager[object]:
+        """Enter the interceptors; of a batch those that take one as a whole."""
+        found = hooks.batch_interceptors() if self._takes_batch else hooks.interceptors()
+        return intercept(self._arguments()[0], found) if found else NO_INTERCEPTORS
+
+    def _arguments(self) -> tuple[Any, ...]:
+        if self._takes_batch:
+            return ([each.event for each in self.leases],)
+        return (self.event,) if self.failure is None else (self.event, self.failure)
+
+    def _checked(self, answer: Any) -> Any:
+        """Return the answer that a returned value means; raise if it is not one."""
+        if isinstance(answer, _Raised):
+            raise answer.error
+        if self._takes_batch:
+            return checked(answer, len(self.leases))
+        return None if isinstance(answer, BaseException) else answer  # returned, not raised
+
+    def _report_if_late(self, seconds: float) -> None:
+        """Report a call that took ``seconds`` if that is more than its timeout."""
+        timeout, event = self.timeout, self.event
+        if timeout is None or seconds < timeout:
+            return
+        logger.warning(
+            "listener runs longer than its timeout "
+            "event_id=%s event_type=%s listener=%r seconds=%.1f",
+            *self.leases[0].named,
+            seconds,
+        )
         announce(
-            event_decided,
-            sender=alias,
+            listener_overdue,
+            sender=self.owner.alias,
             event=event,
-            listener=listener,
-            outcome=decision.outcome,
-            duration=lease.duration,
+            listener=self.listener,
+            seconds=seconds,
         )
 
+    def timeout_error(self, consequence: str) -> ListenerTimeout:
+        """Return the error of a call that ran longer than its timeout."""
+        where = location(self.called)
+        return ListenerTimeout(f"{where} ran longer than {self.timeout} s; {consequence}")
 
-def prepare(lease: Lease, listener: Listener, alias: str) -> BaseException | None:
-    """Have an event as its listener gets it; return an error if its payload does not fit."""
-    event = lease.event
-    event.set_listener(listener.title, alias)
-    if listener.payload_type is None:
-        return None
+
+NO_INTERCEPTORS = nullcontext()
+
+
+async def _await_guarded(awaitable: Awaitable[Any]) -> Any:
+    """Await; return exceptions that would end the event loop instead of raising them."""
     try:
-        event.convert_payload(listener.payload_type)
-    except BaseException as error:  # the class runs its own code
-        if ends_drain(error):
-            raise
-        return error
-    return None
-
-
-def call_fallback(call: Call) -> Decision:
-    """Call the fallback of an event of a batch; return the decision.
-
-    Raises ``CallAbandoned`` if it returns after it was abandoned; see ``deliver.finish``.
-    """
-    assert call.context is not None
-    decision = call.context.run(call.run)
-    call.lease.drop_event()
-    return decision
+        return await awaitable
+    except (KeyboardInterrupt, SystemExit) as error:
+        return _Raised(error)

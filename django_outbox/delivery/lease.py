@@ -19,7 +19,6 @@ from ..listeners.history import Entry, first_line, with_entries
 from ..listeners.outcomes import DONE, LOST, Decision, Status
 from ..queue_settings import DEFAULT_QUEUE
 from ..sql.values import EVENTS, TAIL, Ending, LeaseKind, Table
-from .timeouts import TimedCall
 
 # Columns that a hot event supplies, so that its claim need not read them; with its payload.
 HOT = ("event_id", "event_type", "aggregate_type", "aggregate_id", "tenant_id", "unique_key")
@@ -95,8 +94,6 @@ class Lease(msgspec.Struct, kw_only=True, eq=False, gc=False):
     decided: bool = False  # without a start: too many workers were lost with it
     waited: float = 0.0  # seconds from its claim to its start
     duration: float = 0.0  # seconds in listeners
-    called_at: float = 0.0  # monotonic; when the call that runs in a thread began; 0: none runs
-    timed: TimedCall | None = None  # that call, if it has a timeout
     cancelled: bool = False  # its task was cancelled by the worker, not by the listener
     connection_wait: float = 0.0  # seconds that its listeners waited for a database connection
     connection_wait_since: float = 0.0  # monotonic; 0: no listener waits for one

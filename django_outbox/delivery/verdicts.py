@@ -3,39 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from .. import hooks
 from ..conf import Settings
-from ..events import Event
 from ..exceptions import PayloadError, Unrecoverable
 from ..listeners.outcomes import DONE, LOST, Decision, Done, Status
 from ..listeners.registry import Listener
+from .call import NotBegun, NotOurs
 from .decide import decide, deferred_after_error, failed_together
-from .invocation import NotBegun, NotOurs
 from .lease import Lease
 
 AT_ONCE = Decision(status=Status.NEW, delay=0.0, outcome="deferred")
 # What an event dies of at once, even if only the answer to a shared call names it.
 FATAL = (Unrecoverable, PayloadError)
 
-
-@dataclass(slots=True, eq=False)
-class Member:
-    """One event of a batch."""
-
-    lease: Lease
-    event: Event
-    decision: Decision | None = None  # None: not decided yet
-
-    @property
-    def is_done(self) -> bool:
-        return self.decision is not None and self.decision.status is Status.DONE
-
-
 # An event, the answer to it, and the decision; None: it is to be repeated, uncounted.
-Verdict = tuple[Member, Any, Decision | None]
+Verdict = tuple[Lease, Any, Decision | None]
 
 
 def own(answer: Any, lease: Lease, listener: Listener, settings: Settings) -> Decision:
@@ -71,17 +55,16 @@ def shared(error: BaseException, lease: Lease, listener: Listener, settings: Set
 
 
 def of(
-    part: list[Member], answers: list[Any] | None, listener: Listener, settings: Settings
+    part: list[Lease], answers: list[Any] | None, listener: Listener, settings: Settings
 ) -> list[Verdict]:
     """Decide on each event of a call by its answer."""
     if answers is None:
         return [(each, None, DONE) for each in part]
     found: list[Verdict] = []
     stopped: set[str] = set()
-    for member, answer in zip(part, answers, strict=True):
-        lease = member.lease
+    for lease, answer in zip(part, answers, strict=True):
         if lease.stream in stopped:
-            found.append((member, answer, None))
+            found.append((lease, answer, None))
             continue
         if len(part) == 1 or not isinstance(answer, BaseException) or isinstance(answer, FATAL):
             decision = own(answer, lease, listener, settings)
@@ -89,7 +72,7 @@ def of(
             decision = shared(answer, lease, listener, settings)
         if lease.stream is not None and decision.status is not Status.DONE:
             stopped.add(lease.stream)
-        found.append((member, answer, decision))
+        found.append((lease, answer, decision))
     return found
 
 

@@ -11,8 +11,8 @@ from math import ceil, inf
 from .. import doorbell
 from ..clocks import monotonic
 from ..conf import Settings
-from ..delivery.deliver import dead_after_rescues
 from ..delivery.lease import Lease, Run, lease_from_row, row_run
+from ..delivery.route import dead_after_rescues
 from ..events import Event
 from ..listeners.queues import expected_queue
 from ..queue_settings import parked_by

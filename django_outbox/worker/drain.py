@@ -4,37 +4,48 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Collection
-from contextvars import copy_context
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import closing, contextmanager
 from datetime import datetime
+from math import inf
+from typing import Any
 
 from django.db import connections, router
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..clocks import monotonic
-from ..conf import current
-from ..delivery.batch import Batch
-from ..delivery.call import call_fallback
-from ..delivery.deliver import PAUSED, batch_listener, deliver
+from ..conf import Settings, current
+from ..delivery.call import Call
+from ..delivery.delivery import Delivery, report_nothing
+from ..delivery.drivers import drive
 from ..delivery.interceptors import drain_ending_errors
 from ..delivery.lease import Lease
+from ..delivery.route import PAUSED, batch_listener
 from ..events import as_utc
 from ..listeners.outcomes import Decision
-from ..listeners.queues import batch_room, queue_of
-from ..listeners.registry import Listener
+from ..listeners.queues import batch_room
 from ..models import OutboxEvent
 from ..models.pause_queryset import bring_home
 from ..sql import dialect_of, engine_connection, is_in_memory
-from ..sql.values import EVENTS, RescueState
+from ..sql.values import EVENTS, STREAMS, Branch, Pauses, RescueState
+from .claims import Claims
 from .connection_cleanup import tidy
+from .deliveries import Deliveries
 from .drain_settles import GATHER_COUNT, DrainSettles
 from .effects import perform
+from .held import SAFE_PART, Held
 from .leases import Heartbeat
-from .releases import release_streams
+from .pauses import KnownPauses, end_pauses
+from .queues import Decisions
+from .ready import Lane, Ready
+from .releases import Releases, release_streams
+from .runs import Runs
 from .savepoint import Savepoint
 from .settle_log import Settled
+from .stream_reads import StreamReads
 from .threads import Loop
-from .worker import served
+from .wakeup import Wakeup
+from .worker import new_owner, served
 
 logger = logging.getLogger("django_outbox")
 
@@ -72,240 +83,273 @@ def drain(
     connection = connections[alias]
     inline = connection.in_atomic_block or is_in_memory(connection)
     only = None if queues is None else served(queues, current())
-    return _Drain(alias, at=at and as_utc(at), queues=only).run(limit, inline=inline)
+    return Drain(alias, at=at and as_utc(at), queues=only, inline=inline).run(limit)
 
 
-class _Drain(DrainSettles):
-    def run(self, limit: int | None, *, inline: bool) -> int:
-        if inline:
-            chunk = max(map(batch_room, self.settings.queues))
-            return self._deliver_all(connections[self.alias], limit, chunk=chunk, inline=True)
-        own = engine_connection(self.alias, lock_wait=self.settings.LOCK_WAIT)
+class Drain:
+    """Claims, delivers and settles in one thread, with the parts of a worker.
+
+    ``inline``: on the caller's connection, whose transaction keeps the leases; else on one of its
+    own, with a heartbeat.
+    """
+
+    probing = False
+    report = staticmethod(report_nothing)
+
+    def __init__(
+        self, alias: str, *, at: datetime | None, queues: frozenset[str] | None, inline: bool
+    ) -> None:
+        self._alias, self._at, self._only, self._inline = alias, at, queues, inline
+        self._settings: Settings = current()
+        self._me = new_owner()
+        self._held = Held(self._settings.LEASE, safe_part=inf if inline else SAFE_PART)
+        self._connection: BaseDatabaseWrapper = connections[alias]  # of claims and settles
+        self._in_use = [  # with open transactions of the caller, which must not be closed
+            each for each in connections.all(initialized_only=True) if each.in_atomic_block
+        ]
+        self._known_pauses, self._unrun = KnownPauses(), Decisions()
+        self.ready = Ready()
+        wakeup = Wakeup()
+        self._runs = Runs(settings=self._settings, held=self._held, pools=self, wakeup=wakeup)
+        self._releases = Releases(
+            alias=alias, me=self._me, held=self._held, runs=self._runs, wakeup=wakeup
+        )
+        parts: dict[str, Any] = {
+            "settings": self._settings,
+            "releases": self._releases,
+            "pools": self,
+            "decisions": self._unrun,
+            "at": at,
+        }
+        self._reads = StreamReads(known_pauses=self._known_pauses, **parts)
+        self._claims = Claims(reads=self._reads, gates={}, **parts)
+        self._deliveries = Deliveries(
+            alias=alias, queue=self, settles=self, held=self._held, runs=self._runs
+        )
+        self._queues: list[str] = []  # of the claims, in their order
+        self._decided: Settled = []  # to be settled
+        self._count = 0  # deliveries so far
+        self._progress = 0  # decisions so far, those of paused events among them
+        self._horizon = 0.0  # seconds between the database's now and ``at``
+        self._total_delays: dict[str, float] = {}  # seconds, of each event so far
+        self._excluded: list[str] = []  # events that this drain does not claim again
+        self._away: set[str] = set()  # queues that this drain leaves alone: their broker is away
+        self._settles = DrainSettles(alias=alias, me=self._me, settings=self._settings)
+
+    def run(self, limit: int | None) -> int:
+        """Deliver until nothing is due; return how many deliveries there were."""
+        most = inf if limit is None else limit
+        if self._inline:
+            self._deliver_all(most, chunk=max(map(batch_room, self._settings.queues)))
+            return self._count
+        own = engine_connection(self._alias, lock_wait=self._settings.LOCK_WAIT)
+        with self._heartbeat(), closing(own) as self._connection:
+            self._deliver_all(most, chunk=self._settings.POLL_BATCH_SIZE)
+        return self._count
+
+    @contextmanager
+    def _heartbeat(self) -> Iterator[None]:
         beat = Heartbeat(
-            alias=self.alias,
-            me=self.me,
-            held=self.held,
+            alias=self._alias,
+            me=self._me,
+            held=self._held,
             worker_row=None,
-            runs=self.runs,
-            releases=self.releases,
+            runs=self._runs,
+            releases=self._releases,
         )
-        loop = Loop(
-            f"outbox-{self.alias}-drain-heartbeat",
-            beat.step,
-            alias=self.alias,
-            lock_wait=self.settings.LOCK_WAIT,
-        )
+        name, lock_wait = f"outbox-{self._alias}-drain-heartbeat", self._settings.LOCK_WAIT
+        loop = Loop(name, beat.step, alias=self._alias, lock_wait=lock_wait)
         loop.start()
         try:
-            return self._deliver_all(own, limit, chunk=self.settings.POLL_BATCH_SIZE, inline=False)
+            yield
         finally:
             loop.stop()
             loop.join()
-            own.close()
 
-    def _deliver_all(
-        self, connection: BaseDatabaseWrapper, limit: int | None, *, chunk: int, inline: bool
-    ) -> int:
-        if self.at is not None:
-            self.horizon = (self.at - dialect_of(connection).clock()).total_seconds()
-        known = self.settings.queues
+    def _deliver_all(self, limit: float, *, chunk: int) -> None:
+        connection, known = self._connection, self._settings.queues
+        if self._at is not None:
+            self._horizon = (self._at - dialect_of(connection).clock()).total_seconds()
         others = dialect_of(connection).other_queues(known=[*known])
         for pause in dialect_of(connection).stranded():
             deque(bring_home(connection, pause), maxlen=0)
-        self.queues = [*known, *others] if self.only is None else [*self.only]
-        count, before = 0, -1
-        while self._progress > before and (limit is None or count < limit):
-            before = self._progress
+        self._queues = [*known, *others] if self._only is None else [*self._only]
+        before = -1
+        while (progress := self._progress + self._reads.routed) > before and self._count < limit:
+            before = progress
             for state, most in (RescueState.ORDINARY, chunk), (RescueState.SUSPECT, 1):
-                room = most if limit is None else min(most, limit - count)
-                leases = self._claim(connection, room, state)
-                if leases or len(self.unrun):
-                    count += self._deliver(connection, leases, inline=inline)
-                if room := most if limit is None else min(most, limit - count):
-                    count += self._deliver_streams(connection, room, state, inline=inline)
-                if self._progress > before:  # a suspect comes last, alone
+                for claim in self._claim_rows, self._claim_streams:
+                    if room := int(min(most, limit - self._count)):
+                        claim(room, state)
+                        self._work(self._count + room)
+                if self._progress + self._reads.routed > before:  # a suspect comes last, alone
                     break
-        if self._error is not None and not self._accepts:
-            raise self._error
-        return count
+        self._settles.check()
 
-    @property
-    def _progress(self) -> int:
-        return self.decided + self.reads.routed
+    # -- claims ----------------------------------------------------------------------------------
 
-    def _deliver_streams(
-        self, connection: BaseDatabaseWrapper, room: int, state: RescueState, *, inline: bool
-    ) -> int:
-        """Deliver at most ``room`` events of due streams, those of each stream in order."""
-        count, follower = 0, None
-        waiting: Settled = []
-        self._claim_streams(connection, room, state)
+    def accepts(self, queue: str) -> bool:
+        """Return whether events of this queue may be started here."""
+        served_here = self._only is None or queue in self._only
+        return served_here and queue not in self._known_pauses.closed and queue not in self._away
+
+    def _open_queues(self) -> list[str]:
+        return [each for each in self._queues if self.accepts(each)]
+
+    def _claim_rows(self, room: int, state: RescueState) -> None:
+        """Claim due events of one state from the first queue that has some."""
+        self._known_pauses.refresh(self._connection)
+        if monotonic() >= self._known_pauses.ends_at:
+            end_pauses(self._alias)
+            self._known_pauses.read(self._connection)
+        for queue in self._open_queues():
+            branch = Branch(queue, room, most_bytes=self._settings.PREFETCH_BYTES // 2)
+            claim = self._claims.of([branch], exclude=self._excluded, state=state)
+            # What was found may all have been passed on, parked or coalesced.
+            while perform(self._connection, self._claims.claim_rows(claim)).rows:
+                if len(self.ready) or len(self._unrun):
+                    return
+
+    def _claim_streams(self, room: int, state: RescueState) -> None:
+        """Claim until there is something to deliver, or until only paused streams are left."""
+        queues, claims = self._open_queues(), self._claims
+        if state is RescueState.SUSPECT:
+            any(perform(self._connection, claims.claim_suspect(STREAMS, each)) for each in queues)
+            return
+        brought, before, more = 0, -1, bool(queues)
+        while more and not brought and self._reads.parked > before:
+            before, rooms = self._reads.parked, dict.fromkeys(self._open_queues(), room)
+            steps = claims.claim_streams(rooms, scan=True)
+            brought, left = perform(self._connection, steps)
+            more = bool(left)
+
+    # -- deliveries ------------------------------------------------------------------------------
+
+    def _work(self, most: int) -> None:
+        """Deliver what was claimed, until there were ``most`` deliveries; release the rest."""
+        since, followers = monotonic(), list[Lease]()
+        for each in self._unrun.take_all(len(self._unrun)):
+            self.settle(*each)
         try:
-            while count < room or waiting:
-                lease = follower if count < room else None
-                if lease is None and not waiting and count < room:
-                    lease = self._next_head(connection, room)
-                    if lease is None:
-                        break
-                if lease is not None and (listener := batch_listener(lease)) is not None:
-                    follower = None
-                    heads = self._same_lane(listener, lease, room - count)
-                    count += self._decide_batch(listener, heads, waiting, inline=inline)
-                elif lease is not None and (self.held.start(lease) or inline):
-                    decision = self._decide(lease, inline=inline)
-                    follower = self.runs.next(lease, decision)
-                    waiting.append((lease, decision))
-                    count += _is_delivery(decision)
-                    if follower is not None and len(waiting) < GATHER_COUNT:
-                        continue
-                part, waiting = waiting, []
-                self._settle_keyed(connection, part)
+            while True:
+                found: Lease | Lane | None = None
+                if self._count < most:
+                    found = followers.pop() if followers else self._next()
+                if found is not None:
+                    followers += self._deliver(found, most - self._count)
+                    if followers and (len(followers) > 1 or batch_listener(followers[0])):
+                        self.ready.put(*followers)
+                        followers = []
+                elif not self._decided:
+                    break
+                is_time = monotonic() - since > GATHER_TIME
+                if found is None or is_time or len(self._decided) >= GATHER_COUNT:
+                    self._settle()
+                    since = monotonic()
         finally:
-            self._settle_keyed(connection, waiting)
-            release_streams(connection, self.releases, self.held)
-        return count
+            self._settle()
+            self._release()
 
-    def _settle_keyed(self, connection: BaseDatabaseWrapper, part: Settled) -> None:
-        part = part + self._unrun()
-        self._settle(connection, part)
-        self.runs.settled(part)
-        perform(connection, self.releases.release_ended())
-
-    def _deliver(
-        self, connection: BaseDatabaseWrapper, leases: list[Lease], *, inline: bool
-    ) -> int:
-        since, waiting = monotonic(), self._unrun()
-        count = len(waiting)
-        try:
-            for listener, some in self._batches(leases):
-                if listener is not None:
-                    count += self._decide_batch(listener, some, waiting, inline=inline)
-                elif inline or self.held.wait_current(some[0], lambda: False):
-                    decision = self._decide(some[0], inline=inline)
-                    waiting.append((some[0], decision))
-                    count += _is_delivery(decision)
-                if len(waiting) >= GATHER_COUNT or monotonic() - since > GATHER_TIME:
-                    part, waiting, since = waiting, [], monotonic()
-                    self._settle(connection, part)
-        finally:
-            self._settle(connection, waiting)
-            perform(connection, self.releases.give_back(self.held.of(EVENTS)))
-            self.held.drop(each for run in self.held.of(EVENTS) for each in [*run.out])
-        return count
-
-    def _unrun(self) -> Settled:
-        """Return what was decided without being run."""
-        found = self.unrun.take_all(len(self.unrun))
-        self.decided += len(found)
+    def _next(self) -> Lease | Lane | None:
+        if not len(self.ready) and (runs := self._runs.to_read(monotonic(), GATHER_COUNT)):
+            perform(self._connection, self._reads.read(runs, GATHER_COUNT))
+        found = self.ready.take_now()
+        assert not isinstance(found, Delivery)
         return found
 
-    def _decide_batch(
-        self, listener: Listener, leases: list[Lease], into: Settled, *, inline: bool
-    ) -> int:
-        """Deliver a batch; add what was decided to ``into``, and return the count of deliveries."""
-        current_ones = [
-            each for each in leases if inline or self.held.wait_current(each, lambda: False)
-        ]
-        if not current_ones:
-            return 0
-        decided: Settled = []
-        try:
-            self._run_batch(listener, current_ones, decided, inline=inline)
-        finally:
-            for lease, decision in decided:
-                lease.started_at = monotonic()
-                self._exclude_delayed(lease, decision, queue_of(listener))
-            self.decided += len(decided)
-            into += decided
-        return sum(_is_delivery(decision) for _, decision in decided)
+    def _deliver(self, found: Lease | Lane, room: int) -> list[Lease]:
+        """Deliver an event or a batch; return the events behind it that may run at once."""
+        taken = self._deliveries.take(found, room)
+        leases = self._deliveries.start(taken, lambda: False)
+        if not leases:
+            return []
+        delivery, followers = self._deliveries.of(leases), list[Lease]()
+        delivery.context.run(drain_ending_errors.set, ESCAPING)
 
-    def _run_batch(
-        self, listener: Listener, leases: list[Lease], into: Settled, *, inline: bool
-    ) -> None:
-        if inline:
-            with Savepoint(connections[self.alias]) as savepoint:
-                self._run_in_context(listener, leases, into, savepoint.renew, self.held.has)
-        else:
-            self._run_in_context(listener, leases, into, self._tidy, self.held.is_current)
-            self._tidy(leases[0])
+        def run(tidy: Callable[[Lease], bool]) -> None:
+            delivery.context.run(
+                drive,
+                delivery.steps(),
+                make=Call.make,
+                tidy=lambda: tidy(delivery.lead),
+                pass_on=lambda: followers.extend(self._deliveries.pass_on(delivery)),
+            )
 
-    def _run_in_context(
-        self,
-        listener: Listener,
-        leases: list[Lease],
-        into: Settled,
-        between: Callable[[Lease], bool],
-        is_current: Callable[[Lease], bool],
-    ) -> None:
-        context = copy_context()
-        context.run(drain_ending_errors.set, ESCAPING)
-        batch = Batch(
-            listener,
-            leases,
-            alias=self.alias,
-            between=between,
-            is_current=is_current,
-            pauses=self.known_pauses.pauses,
-        )
         try:
-            context.run(batch.run)
-            for each in batch.fallbacks:
-                between(batch.lead)
-                batch.decided.append((each.lease, call_fallback(each)))
-        finally:
-            self.runs.wait_again(batch.to_repeat)
-            into += batch.decided
-
-    def _decide(self, lease: Lease, *, inline: bool) -> Decision:
-        try:
-            decision = self._decision(lease, inline=inline)
+            if self._inline:
+                with Savepoint(connections[self._alias]) as savepoint:
+                    run(savepoint.renew)
+            else:
+                run(self._tidy)
+                self._tidy(delivery.lead)
         except BaseException:
-            lease.started_at = 0.0  # it is released as if it had not started
+            for each in delivery.left.values():
+                each.started_at = 0.0  # it is released as if it had not started
+            self._deliveries.pass_on(delivery)
             raise
-        lease.started_at = monotonic()
-        self.decided += 1
-        self._exclude_delayed(lease, decision, lease.queue)
-        return decision
-
-    def _decision(self, lease: Lease, *, inline: bool) -> Decision:
-        if inline:
-            with Savepoint(connections[self.alias]) as savepoint:
-                return self._run(lease, savepoint.renew)
-        decision = self._run(lease, self._tidy)
-        self._tidy(lease)
-        return decision
-
-    def _run(self, lease: Lease, between: Callable[[Lease], bool]) -> Decision:
-        """Deliver in a separate context: a language or time zone that a listener sets is gone."""
-        context = copy_context()
-        context.run(drain_ending_errors.set, ESCAPING)
-        return context.run(
-            deliver, lease, alias=self.alias, between=between, pauses=self.known_pauses.pauses
-        )
+        return followers
 
     def _tidy(self, lease: Lease) -> bool:
         """Close the connections that a listener broke; return whether the lease is current."""
         for connection in connections.all(initialized_only=True):
-            if connection not in self.in_use:
+            if connection not in self._in_use:
                 tidy(connection, lease)
-        return self.held.is_current(lease)
+        return self._held.is_current(lease)
 
-    def _exclude_delayed(self, lease: Lease, decision: Decision, queue: str) -> None:
+    @property
+    def pauses(self) -> Pauses:
+        """What is paused."""
+        return self._known_pauses.pauses
+
+    def may_start(self, lease: Lease) -> bool:
+        """Return whether an event that was claimed may start."""
+        return True
+
+    def put(self, leases: Sequence[Lease]) -> None:
+        """Queue events, which this thread delivers."""
+        self.ready.put(*leases)
+
+    # -- settles ---------------------------------------------------------------------------------
+
+    def settle(self, lease: Lease, decision: Decision) -> None:
+        """Have a decision settled, with others."""
+        self._decided.append((lease, decision))
+        self._progress += 1
+        self._count += decision is not PAUSED
+        self._exclude_delayed(lease, decision)
+
+    def _exclude_delayed(self, lease: Lease, decision: Decision) -> None:
         """Exclude an event from further claims if it is due at once, paused or due after ``at``.
 
         After an outage, exclude its whole queue: its events are due again before the run has ended.
         """
         if decision.unavailable:
-            self.away.add(queue)
+            self._away.add(lease.queue)
         if decision.delay is None:
             return
-        row_id = lease.id
-        self.total_delays[row_id] = self.total_delays.get(row_id, 0.0) + decision.delay
-        beyond = self.at is not None and self.total_delays[row_id] > self.horizon
+        total = self._total_delays.get(lease.id, 0.0) + decision.delay
+        self._total_delays[lease.id] = total
+        beyond = self._at is not None and total > self._horizon
         if decision.delay == 0 or beyond or decision is PAUSED:
             self._exclude(lease)
 
+    def _exclude(self, lease: Lease) -> None:
+        """Do not claim an event, or its stream, again."""
+        if lease.stream is None:
+            self._excluded.append(lease.id)
+        else:
+            self._reads.exclude.append(lease.stream)
 
-def _is_delivery(decision: Decision) -> bool:
-    """Return whether an event was delivered, or something else was decided than to wait."""
-    return decision is not PAUSED
+    def _settle(self) -> None:
+        decided, self._decided = self._decided, []
+        for each in self._settles.settle(self._connection, decided):
+            self._exclude(each)
+        self._runs.settled(decided)
+        perform(self._connection, self._releases.release_ended())
+
+    def _release(self) -> None:
+        """Release what was not started; leave leased what the database refuses to settle."""
+        connection, held = self._connection, self._held
+        perform(connection, self._releases.give_back(held.of(EVENTS)))
+        held.drop(each for run in held.of(EVENTS) for each in [*run.out])
+        release_streams(connection, self._releases, held)

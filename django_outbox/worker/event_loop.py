@@ -14,21 +14,17 @@ from weakref import WeakKeyDictionary
 from django.db import connections
 
 from ..clocks import monotonic
-from ..delivery.batch import Batch
-from ..delivery.decide import deferred_after_error
-from ..delivery.deliver import adeliver
+from ..delivery.delivery import Delivery
+from ..delivery.drivers import adrive
 from ..delivery.lease import Lease
-from ..listeners.registry import Listener
 from ..log import report_quietly
 from ..queue_settings import DEFAULT_QUEUE
 from .async_connections import DeliveryThread, Slots
-from .batch_delivery import next_batch, settle_batch, settle_rest
 from .blocked_loop import BlockedLoopWatch
+from .deliveries import Deliveries
 from .gate import Gate
-from .gates import Gates
 from .held import Held
 from .ready import Lane
-from .runs import Runs
 from .settle_log import log_failed
 from .threads import thread_name
 
@@ -88,6 +84,13 @@ class EventLoop:
         task = Context().run(self._loop.create_task, delivery, name=lease.id)
         self.running[task] = lease
         return task
+
+    def note(self, lease: Lease) -> None:
+        """Note what the current task, and those that its listener creates, work for."""
+        CURRENT_LEASE.set(lease)
+        task = asyncio.current_task(self._loop)
+        assert task is not None
+        self.running[task] = lease
 
     def stop(self) -> None:
         """Stop further listeners from starting."""
@@ -171,12 +174,9 @@ class AsyncDeliveries:
     Any thread may call ``put``; all else belongs to the loop's thread.
     """
 
-    def __init__(
-        self, *, alias: str, loop: EventLoop, gate: Gate, gates: Gates, held: Held, runs: Runs
-    ) -> None:
-        self._alias, self._held, self._gate, self._gates = alias, held, gate, gates
-        self._loop, self._runs = loop, runs
-        self._free = gate.settings.ASYNC_CONCURRENCY
+    def __init__(self, *, loop: EventLoop, gate: Gate, deliveries: Deliveries) -> None:
+        self._loop, self._gate, self._deliveries = loop, gate, deliveries
+        self._held, self._free = deliveries.held, gate.settings.ASYNC_CONCURRENCY
         self._connections = loop.slots(gate.settings.ASYNC_CONNECTIONS)
         self._waiting = gate.ready.awaited
 
@@ -187,15 +187,10 @@ class AsyncDeliveries:
 
     def _fill(self) -> None:
         while self._waiting and self._free > 0 and not self._loop.stopping:
-            found = self._waiting.popleft()
-            if isinstance(found, Lease):
-                lease, delivery = found, self._deliver(found)
-            elif leases := next_batch(found, self._gate, self._runs):
-                lease, delivery = leases[0], self._deliver_batch(found.listener, leases)
-            else:  # a full lane is queued a second time
-                continue
-            self._loop.create(delivery, lease).add_done_callback(self._finished)
-            self._free -= 1
+            if leases := self._deliveries.take(self._waiting.popleft()):  # else queued twice
+                task = self._loop.create(self._deliver(leases), leases[0])
+                task.add_done_callback(self._finished)
+                self._free -= 1
         self._gate.made_room()  # what waits here takes room from the next claim
 
     def _finished(self, task: asyncio.Task[None]) -> None:
@@ -203,126 +198,57 @@ class AsyncDeliveries:
         self._free += 1
         if not task.cancelled() and (error := task.exception()) is not None:
             log_failed(lease, error)
-            self._gates.settle(lease, deferred_after_error())
         self._fill()
 
-    async def _deliver(self, lease: Lease) -> None:
-        if not await self._may_start(lease):
+    async def _deliver(self, leases: list[Lease]) -> None:
+        for each in leases:
+            if self._gate.may_start(each):
+                await self._wait_current(each)
+        if self._loop.stopping or not (started := self._held.start(leases)):
             return
-        CURRENT_LEASE.set(lease)
-        decision = None
+        delivery = self._deliveries.of(started)
+        self._loop.note(delivery.lead)
         try:
-            async with DeliveryThread(self._connections, lease, alias=self._alias) as thread:
-
-                async def between(lease: Lease) -> bool:
-                    await thread.close_connections()
-                    return self._held.is_current(lease) and not self._loop.stopping
-
-                decision = await adeliver(
-                    lease,
-                    alias=self._alias,
-                    between=between,
-                    pauses=self._gate.pauses,
-                    report=self._gate.report,
-                )
+            async with DeliveryThread(
+                self._connections, delivery.lead, alias=self._deliveries.alias
+            ) as thread:
+                await self._perform(delivery, thread)
         except asyncio.CancelledError:
-            if decision is None:
-                self._report_cancelled(lease)
-                lease.started_at = 0.0  # it has ended, so its lease can be released
+            if delivery.left:
+                self._hand_back(delivery)
                 raise
-        except RuntimeError:  # while the interpreter exits, no thread can be used
-            if decision is None:
+        except BaseException:  # while the interpreter exits, no thread can be used
+            if delivery.left:
                 raise
-        self._gates.settle(lease, decision)
+        finally:
+            self._deliveries.end(delivery)
 
-    def _report_cancelled(self, lease: Lease) -> None:
+    async def _perform(self, delivery: Delivery, thread: DeliveryThread) -> None:
+        async def tidy() -> bool:
+            await thread.close_connections()
+            return self._held.is_current(delivery.lead) and not self._loop.stopping
+
+        def pass_on() -> None:
+            self._deliveries.put(self._deliveries.pass_on(delivery))
+
+        await adrive(delivery.steps(), tidy=tidy, pass_on=pass_on)
+
+    def _hand_back(self, delivery: Delivery) -> None:
+        """Let the events of a cancelled delivery be released that are not decided."""
+        lease = delivery.lead
         logger.warning(
             "listener cancelled, event handed back "
             "event_id=%s event_type=%s listener=%r seconds=%.1f",
             *lease.named,
             monotonic() - lease.started_at,
         )
+        for each in delivery.left.values():  # none of these runs any more
+            each.started_at = 0.0
+        delivery.left.clear()
 
-    async def _deliver_batch(self, listener: Listener, leases: list[Lease]) -> None:
-        started: list[Lease] = []
-        held_up: set[str] = set()  # streams
-        for lease in leases:
-            if lease.stream not in held_up and await self._may_start(lease):
-                started.append(lease)
-                continue
-            if lease.stream is not None:
-                held_up.add(lease.stream)
-        if not started:
-            return
-        CURRENT_LEASE.set(started[0])
-        batches: list[Batch] = []  # the batch, once it is there
-        try:
-            await self._await_batch(listener, started, batches)
-        except asyncio.CancelledError:
-            self._hand_back(started, batches)
-            raise
-        except Exception:  # noqa: BLE001 - it is logged
-            log_failed(started[0])
-        for batch in batches:
-            settle_rest(batch, self._gates, self._runs, deferred_after_error())
-            started = [each.lease for each in batch.fallbacks]  # left after an error
-        for lease in started:
-            self._gates.settle(lease, deferred_after_error())
-
-    async def _await_batch(
-        self, listener: Listener, leases: list[Lease], batches: list[Batch]
-    ) -> None:
-        lead = leases[0]
-        async with DeliveryThread(self._connections, lead, alias=self._alias) as thread:
-
-            async def between(lease: Lease) -> bool:
-                await thread.close_connections()
-                return self._held.is_current(lease) and not self._loop.stopping
-
-            batch = Batch(
-                listener,
-                leases,
-                alias=self._alias,
-                between=between,
-                is_current=self._held.is_current,
-                pauses=self._gate.pauses,
-                report=self._gate.report,
-            )
-            batches.append(batch)
-            await batch.arun()
-            await self._fall_back(batch, between)
-
-    def _hand_back(self, leases: list[Lease], batches: list[Batch]) -> None:
-        """Let the events of a cancelled batch be released that are not decided."""
-        left = leases
-        for batch in batches:
-            left = batch.undecided() + [each.lease for each in batch.fallbacks]
-            settle_batch(batch, self._gates, self._runs)
-        if left:
-            self._report_cancelled(leases[0])
-        for lease in left:  # none of these runs any more
-            lease.started_at = 0.0
-
-    async def _fall_back(self, batch: Batch, between: Callable[[Lease], Any]) -> None:
-        """Settle a batch, and await its fallbacks one by one."""
-        settle_batch(batch, self._gates, self._runs)
-        while batch.fallbacks:
-            await between(batch.lead)
-            lease = batch.fallbacks[0].lease
-            decision = await batch.fallbacks[0].arun()
-            batch.fallbacks[0].lease.drop_event()
-            del batch.fallbacks[0]
-            batch.gone.add(lease.id)
-            self._gates.settle(lease, decision)
-
-    async def _may_start(self, lease: Lease) -> bool:
-        if not self._gate.may_start(lease):
-            return False  # the claimer releases it
-        return await self._wait_current(lease) and self._held.start(lease)
-
-    async def _wait_current(self, lease: Lease) -> bool:
+    async def _wait_current(self, lease: Lease) -> None:
+        """Wait until the lease is renewed, if need be, or lost."""
         while not self._loop.stopping and not self._held.is_current(lease):
             if not self._held.has(lease):
-                return False
+                return
             await asyncio.sleep(0.05)
-        return not self._loop.stopping

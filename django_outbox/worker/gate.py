@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from math import inf
 
 from ..conf import CENTURY, Settings
-from ..delivery.call import report_nothing
-from ..delivery.deliver import is_async
+from ..delivery.delivery import report_nothing
 from ..delivery.lease import Lease, Run
+from ..delivery.route import is_async
 from ..listeners.queues import batch_room, has_only_batches
 from ..queue_settings import QueueSettings
 from ..sql.values import Branch, Found, Pauses

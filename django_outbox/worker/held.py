@@ -38,8 +38,9 @@ class Load:
 class Held:
     """The runs of a worker. An event is held while it is in one of the two lists of its run."""
 
-    def __init__(self, lease: float) -> None:
-        self.lease = lease  # seconds
+    def __init__(self, lease: float, *, safe_part: float = SAFE_PART) -> None:
+        """``lease``: seconds, in whose ``safe_part`` events may be started."""
+        self.lease, self._safe_part = lease, safe_part
         self._rows: dict[str, Run] = {}
         self._streams: dict[str, Run] = {}
         self._loads: dict[str, Load] = {}
@@ -59,7 +60,7 @@ class Held:
 
     def deadline(self, since: float) -> float:
         """Return until when a lease requested at ``since`` is certainly ours (both monotonic)."""
-        return since + SAFE_PART * self.lease
+        return since + self._safe_part * self.lease
 
     def get(self, run_id: str) -> Run | None:
         """Return the run of a row or stream that is leased."""
@@ -225,14 +226,25 @@ class Held:
         """Return whether an event may be started now."""
         return self.has(lease) and monotonic() < lease.run.deadline
 
-    def start(self, lease: Lease) -> bool:
-        """Start an event if it is current; return whether it was. Then it is no longer released."""
+    def start(self, leases: Sequence[Lease]) -> list[Lease]:
+        """Start those events that are current; return them. They are not released any more.
+
+        None starts behind one of its key that does not.
+        """
+        started: list[Lease] = []
+        held_up: set[str] = set()  # streams
         with self.lock:
-            return self._start(lease, monotonic())
+            now = monotonic()
+            for lease in leases:
+                if lease.stream not in held_up and self._start(lease, now):
+                    started.append(lease)
+                elif lease.stream is not None:
+                    held_up.add(lease.stream)
+        return started
 
     def _start(self, lease: Lease, now: float) -> bool:
         run = lease.run
-        if lease not in run.out or now >= run.deadline:
+        if lease.turned_away or lease not in run.out or now >= run.deadline:
             return False
         load = self._loads[lease.queue]
         lease.started_at = load.last_start = now
@@ -241,20 +253,6 @@ class Held:
         if wait > load.longest_wait:
             load.longest_wait = wait
         return True
-
-    def start_all(self, leases: Iterable[Lease]) -> None:
-        """Start those events that are current; the others keep a ``started_at`` of 0.
-
-        None starts behind one of its key that does not.
-        """
-        held_up: set[str] = set()  # streams
-        with self.lock:
-            now = monotonic()
-            for lease in leases:
-                if lease.stream in held_up or self._start(lease, now):
-                    continue
-                if lease.stream is not None:
-                    held_up.add(lease.stream)
 
     def wait_current(self, lease: Lease, give_up: Callable[[], bool]) -> bool:
         """Wait until an event is current (True), lost (False) or ``give_up()`` is true (False)."""

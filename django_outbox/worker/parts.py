@@ -14,9 +14,10 @@ from .broker_breaker import breaker_of
 from .claimer import Claimer
 from .claims import Claims
 from .connection_cleanup import BrokenSessions
-from .dispatcher import Dispatcher
+from .deliveries import Deliveries
 from .doorbell_listener import DoorbellListener
 from .event_loop import AsyncDeliveries, EventLoop
+from .executor import Executor
 from .gate import Gate
 from .gates import Gates
 from .health import StartedPart
@@ -73,7 +74,7 @@ class Parts:
         if (active := self._single_node()) is not None:
             self._active_loop = self._loop("active", active.step, close=active.release)
         self._active = active
-        self._give_queues_threads(parts)
+        self._give_queues_threads()
         self._claimer = self._make_claimer(known_pauses)
         statistics = Statistics(alias=alias, me=self.id)
         self._settler = Settler(
@@ -141,19 +142,25 @@ class Parts:
             )
         return Gates(gates, decisions=self._decisions, wakeup=self._wakeup)
 
-    def _give_queues_threads(self, parts: dict[str, Any]) -> None:
+    def _give_queues_threads(self) -> None:
         """Create the threads of each queue, and the event loop."""
         stuck_after = self.settings.STUCK_AFTER
         self._event_loop = loop = EventLoop(
             alias=self.alias, stuck_after=stuck_after, held=self._held
         )
-        self._dispatchers: list[Dispatcher] = []
+        self._executors: list[Executor] = []
         for gate in self._gates:
-            given = {**parts, "gate": gate, "runs": self._runs}
-            to_loop = AsyncDeliveries(loop=loop, **given).put
-            self._dispatchers.append(
-                Dispatcher(
-                    stuck_after=stuck_after, sessions=self._sessions, to_loop=to_loop, **given
+            deliveries = Deliveries(
+                alias=self.alias, queue=gate, settles=self._gates, held=self._held, runs=self._runs
+            )
+            on_loop = AsyncDeliveries(loop=loop, gate=gate, deliveries=deliveries)
+            self._executors.append(
+                Executor(
+                    gate=gate,
+                    deliveries=deliveries,
+                    stuck_after=stuck_after,
+                    sessions=self._sessions,
+                    to_loop=on_loop.put,
                 )
             )
 
@@ -218,9 +225,9 @@ class Parts:
         return WATCH_INTERVAL
 
     @property
-    def _delivering(self) -> list[Dispatcher | EventLoop]:
+    def _delivering(self) -> list[Executor | EventLoop]:
         """What calls listeners: the threads of each queue, then the event loop."""
-        return [*self._dispatchers, self._event_loop]
+        return [*self._executors, self._event_loop]
 
     def _loop(
         self, name: str, step: Callable[[], float], close: Callable[[], None] = lambda: None
@@ -240,7 +247,7 @@ class Parts:
             return []
         parts: list[StartedPart] = [
             self._watchdog,
-            *self._dispatchers,
+            *self._executors,
             self._settler_loop,
             self._heartbeat_loop,
         ]

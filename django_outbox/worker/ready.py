@@ -7,8 +7,9 @@ from collections.abc import Callable
 from sys import maxsize
 
 from ..clocks import monotonic
-from ..delivery.deliver import batch_listener, batch_size
+from ..delivery.delivery import Delivery
 from ..delivery.lease import Lease
+from ..delivery.route import batch_listener, batch_size
 from ..listeners.queues import can_be_awaited
 from ..listeners.registry import Listener
 from .queues import BlockingQueue
@@ -54,7 +55,7 @@ class Ready:
 
     def __init__(self, on_idle: Callable[[], None] = lambda: None) -> None:
         """``on_idle`` is called by a thread that finds the queue empty, before it waits."""
-        self._queue: BlockingQueue[Lease | Lane] = BlockingQueue(on_idle)
+        self._queue: BlockingQueue[Lease | Lane | Delivery] = BlockingQueue(on_idle)
         self._lanes: dict[tuple[str, int], Lane] = {}
         self.awaited: deque[Lease | Lane] = deque()  # filled by the threads, taken by the loop
 
@@ -118,14 +119,14 @@ class Ready:
         if lane.leases:
             self._queue_lane(lane)
 
-    def take(self, timeout: float) -> Lease | Lane | None:
+    def take(self, timeout: float) -> Lease | Lane | Delivery | None:
         """Return the next event or ripe lane, or None after ``timeout`` seconds or when woken."""
         found = self._queue.take(timeout)
         if not isinstance(found, Lane) or found.ripe_at <= monotonic():
             return found
         return self._take_beside(found, monotonic() + timeout)
 
-    def _take_beside(self, lane: Lane, until: float) -> Lease | Lane | None:
+    def _take_beside(self, lane: Lane, until: float) -> Lease | Lane | Delivery | None:
         """Return what is ripe first by ``until`` (monotonic): ``lane``, or anything else."""
         unripe = [lane]
         try:
@@ -152,8 +153,19 @@ class Ready:
         """Return the events that wait now, without waiting."""
         found: list[Lease] = []
         for each in self._queue.take_all(maxsize):
-            found += [each] if isinstance(each, Lease) else each.take(maxsize, maxsize)
+            if isinstance(each, Lane):
+                found += each.take(maxsize, maxsize)
+            elif isinstance(each, Lease):
+                found.append(each)
         return found
+
+    def take_now(self) -> Lease | Lane | Delivery | None:
+        """Return the next event or lane, ripe or not, without waiting; None if there is none."""
+        return next(iter(self._queue.take_all(1)), None)
+
+    def put_delivery(self, delivery: Delivery) -> None:
+        """Have a thread go on with a delivery."""
+        self._queue.put(delivery)
 
     def wake(self, takers: int = 1) -> None:
         """End the wait of that many threads; their ``take`` returns None."""

@@ -12,8 +12,8 @@ from typing import NamedTuple, Protocol
 
 from ..clocks import monotonic
 from ..conf import Settings
-from ..delivery.deliver import listener_of
 from ..delivery.lease import Lease, Run
+from ..delivery.route import listener_of
 from ..listeners.outcomes import DONE, LOST, Decision, Status
 from ..sql.values import STREAMS
 from .held import Held

@@ -11,8 +11,8 @@ from typing import Any
 from .. import doorbell
 from ..clocks import monotonic
 from ..conf import Settings
-from ..delivery.deliver import dead_after_rescues
 from ..delivery.lease import Lease, Run, lease_from_row
+from ..delivery.route import dead_after_rescues
 from ..events import split_stream, stored_instant
 from ..listeners.outcomes import Status
 from ..listeners.queues import expected_queue

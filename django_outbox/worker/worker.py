@@ -131,7 +131,7 @@ class Worker(Parts):
         """Return the health of the threads, as they report it, without a database query."""
         if self._state != "running":
             state = "starting" if self._state == "new" else "draining"
-            why = tuple(filter(None, (each.dead_reason(0.0) for each in self._dispatchers)))
+            why = tuple(filter(None, (each.dead_reason(0.0) for each in self._executors)))
             return Health(dead=why, unready=(state,)).prefixed(self.alias)
         settings = self.settings
         dead_after = max(DEAD_AFTER[0] * settings.LEASE, DEAD_AFTER[1])
@@ -142,7 +142,7 @@ class Worker(Parts):
             self._heartbeat_loop,
             self._settler_loop,
         ]
-        delivering += [*self._dispatchers, self._event_loop]
+        delivering += [*self._executors, self._event_loop]
         if self._active is not None:
             delivering.append(self._active_loop)
         if settings.MODE == "writer_only":

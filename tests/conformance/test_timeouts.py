@@ -34,7 +34,7 @@ def test_a_written_off_atomic_listener_that_wakes_undoes_what_it_wrote(clock: Mo
         outbox.Worker(workers=1) as worker,
     ):
         (event_id,) = write()
-        wait_until(lambda: worker._dispatchers[0]._hanging() == 1)
+        wait_until(lambda: worker._executors[0]._hanging() == 1)
         if connection.vendor != "sqlite":
             ended(DONE=1)
             assert effects() == ["1"]

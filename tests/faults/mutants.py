@@ -245,15 +245,15 @@ MUTANTS = (
         scenario="hung",
         edits=[
             (
-                "worker/dispatcher.py",
+                "worker/executor.py",
                 """\
-            cleanup.close_half_made()
-            cleanup.after(seat.lease)
+            cleanup.after(seat.call.leases[0])
 """,
                 """\
             from ..listeners.outcomes import DONE
-            self._decisions.put((seat.lease, DONE))
-            cleanup.after(seat.lease)
+            seat.delivery.decided = [(seat.call.leases[0], DONE)]
+            self._deliveries.pass_on(seat.delivery)
+            cleanup.after(seat.call.leases[0])
 """,
             )
         ],
@@ -265,38 +265,38 @@ MUTANTS = (
         scenario="hung",
         edits=[
             (
-                "delivery/invocation.py",
+                "delivery/call.py",
                 """\
-        if timed is not None and not timed.mark_returned():
+        if not self.has_returned:
             raise CallAbandoned
 """,
                 """\
-        if timed is not None and not timed.mark_returned() and not self.listener.atomic:
+        if not self.has_returned and not self.listener.atomic:
             raise CallAbandoned
 """,
             ),
             (
-                "delivery/invocation.py",
+                "delivery/call.py",
                 """\
+        except _Rollback:
             self.committed = None
-            return answer
 """,
                 """\
+        except _Rollback:
             self.committed = None
-            if timed is not None and not timed.has_returned:
+            if not self.has_returned:
                 raise CallAbandoned
-            return answer
 """,
             ),
             (
-                "delivery/invocation.py",
+                "delivery/call.py",
                 """\
             return NotBegun()
         return answer
 """,
                 """\
             return NotBegun()
-        if timed is not None and not timed.has_returned:
+        if not self.has_returned:
             raise CallAbandoned  # but it has committed
         return answer
 """,
@@ -310,13 +310,11 @@ MUTANTS = (
         scenario="hung",
         edits=[
             (
-                "delivery/call.py",
+                "delivery/delivery.py",
+                "        self._leases = []\n",
                 """\
-        return self._conclude(error, self.decide(error))
-""",
-                """\
-        decision = self.decide(error)
-        return self._conclude(error, replace(decision, spent=decision.spent + 1))
+        self._leases = []
+        self.decided = [(one, replace(each, spent=each.spent + 1)) for one, each in self.decided]
 """,
             )
         ],
@@ -484,9 +482,9 @@ MUTANTS = (
         scenario="batches",
         edits=[
             (
-                "delivery/invocation.py",
-                "        if settled < len(endings):\n",
-                "        if settled < 0:\n",
+                "delivery/delivery.py",
+                "            == settle_within(\n",
+                "            >= settle_within(\n",
             )
         ],
     ),
@@ -497,9 +495,9 @@ MUTANTS = (
         scenario="batches",
         edits=[
             (
-                "delivery/batch.py",
-                "            if self._halving.is_over or not self._between(self.lead):\n",
-                "            if self._halving.is_over or self._between(self.lead) is None:\n",
+                "delivery/delivery.py",
+                "            if halving.is_over or not (yield TIDY):\n",
+                "            if halving.is_over or (yield TIDY) is None:\n",
             )
         ],
     ),
@@ -510,9 +508,9 @@ MUTANTS = (
         scenario="poisoned_batches",
         edits=[
             (
-                "delivery/batch.py",
-                "        known = self.gone | {lease.id for lease, _ in self.decided}\n",
-                "        known = {*self.gone}\n",
+                "delivery/delivery.py",
+                "(lease, decision))\n        del self.left[lease.id]\n",
+                "(lease, decision))\n",
             )
         ],
     ),
@@ -523,8 +521,8 @@ MUTANTS = (
         scenario="batches",
         edits=[
             (
-                "delivery/batch.py",
-                "            elif stream in held_up:\n",
+                "delivery/delivery.py",
+                "            elif each.stream in held_up:\n",
                 "            elif False:\n",
             )
         ],
@@ -536,8 +534,8 @@ MUTANTS = (
         scenario="batches",
         edits=[
             (
-                "delivery/batch.py",
-                "            if each.lease.stream in failed:\n",
+                "delivery/delivery.py",
+                "            if each.stream in failed:\n",
                 "            if False:\n",
             )
         ],
@@ -549,10 +547,15 @@ MUTANTS = (
         scenario="poisoned_batches",
         edits=[
             (
-                "delivery/batch.py",
-                "            is_split = not isinstance(answer, FOR_ALL)\n",
-                "            is_split = False\n",
-            )
+                "delivery/delivery.py",
+                "split = part[:1] if isinstance(answer, FOR_ALL) else part",
+                "split = part[:1]",
+            ),
+            (
+                "delivery/delivery.py",
+                "            if isinstance(answer, FOR_ALL):\n",
+                "            if True:\n",
+            ),
         ],
     ),
     Mutant(

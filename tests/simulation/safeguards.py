@@ -283,7 +283,7 @@ OWN = (
         edits=[
             (
                 "worker/held.py",
-                "if lease.stream in held_up or self._start(lease, now):",
+                "if lease.stream not in held_up and self._start(lease, now):",
                 "if self._start(lease, now):",
             )
         ],

@@ -73,7 +73,7 @@ def test_with_room_it_is_asked_again_when_it_is_to_be_polled(clock: Clock) -> No
 def test_without_a_free_thread_it_is_asked_again_when_events_may_be_late(clock: Clock) -> None:
     queue = Queue(clock)
     queue.gate.ended_poll(clock() + 7)
-    queue.held.start(*queue.held.add_rows([lease()]))
+    queue.held.start(queue.held.add_rows([lease()]))
     assert queue()
     clock.advance(2 * BUSY_AFTER)
     assert (queue(), queue.again) == (0, RELEASE_INTERVAL)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import create_autospec
 
 import pytest
 
@@ -13,8 +11,7 @@ from django_outbox.conf import Settings
 from django_outbox.delivery.lease import Lease
 from django_outbox.listeners import registry
 from django_outbox.listeners.outcomes import DONE, LOST, Decision, Status
-from django_outbox.worker.batch_delivery import BatchDelivery
-from django_outbox.worker.connection_cleanup import ConnectionCleanup
+from django_outbox.worker.deliveries import Deliveries
 from django_outbox.worker.held import Held
 from django_outbox.worker.ready import Lane, Ready
 from django_outbox.worker.runs import Runs, StreamRead
@@ -42,8 +39,7 @@ def test_what_is_behind_a_lost_event_of_its_key_does_not_start(
 ) -> None:
     leases = [*keyed(held, "abc"), *held.add_rows(lease(each) for each in "xyz")]
     held.drop(each for each in leases if each.event_id in lost)
-    held.start_all(leases)
-    assert "".join(each.event_id for each in leases if each.started_at) == started
+    assert "".join(each.event_id for each in held.start(leases)) == started
 
 
 def keyed(held: Held, events: str) -> list[Lease]:
@@ -151,26 +147,19 @@ def test_a_batch_calls_nothing_behind_what_its_queue_turned_away(
     turned_away: str, called: str, held: Held
 ) -> None:
     leases = [*keyed(held, "abc"), *held.add_rows(lease(each) for each in "xyz")]
-    parts: Any = {
-        "gate": SimpleNamespace(
-            probing=False,
-            ready=Ready(),
-            may_start=lambda each: each.event_id not in turned_away,
-            pauses=frozenset(),
-            report=None,
-        ),
-        "gates": SimpleNamespace(settle=lambda *decided: None, put=lambda leases: None),
-        "runs": Leased(Held(30)).runs,
-    }
-    cleanup: Any = create_autospec(ConnectionCleanup, instance=True)
-    place: Any = SimpleNamespace(lease=None, batch=[], fallbacks=deque())
-    delivery = BatchDelivery(
-        alias=SCRIPTED, held=held, is_stopping=lambda: False, to_loop=print, **parts
+
+    def may_start(each: Lease) -> bool:
+        each.turned_away = each.event_id in turned_away
+        return not each.turned_away
+
+    queue: Any = SimpleNamespace(probing=False, ready=Ready(), may_start=may_start)
+    settles: Any = None
+    deliveries = Deliveries(
+        alias=SCRIPTED, queue=queue, settles=settles, held=held, runs=Leased(Held(30)).runs
     )
-    found = list[str]()
-    with listening(lambda events: found.extend(each.event_id for each in events), batch=9):
+    with listening(print, batch=9):
         (listener,) = registry.route("", PLACED)
         lane = Lane(listener, 9)
         lane.leases.extend(leases)
-        delivery.deliver(place, lane, cleanup, lambda each: True)
-    assert "".join(found) == called
+        started = deliveries.start(deliveries.take(lane), lambda: False)
+    assert "".join(each.event_id for each in started) == called

@@ -1,16 +1,12 @@
-"""Deliver an event that a worker has taken to its listener: decode, call, decide."""
+"""Routes: which listener an event is for, its payload as that listener gets it, or why not now."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
-from contextvars import copy_context
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
 
 from .. import hooks
-from ..clocks import monotonic
 from ..conf import Settings, current
 from ..exceptions import PayloadError, UnroutableEvent
 from ..listeners import registry
@@ -19,91 +15,15 @@ from ..listeners.queues import can_be_awaited, is_published
 from ..listeners.registry import Listener
 from ..models import live_workers
 from ..models.pause_queryset import holding
-from ..sql.values import NO_PAUSES, Pauses
-from . import verdicts
-from .call import Call, Report, prepare, report_nothing
+from ..sql.values import Pauses
 from .decide import clean, dead, describe, failed, name
+from .interceptors import ends_drain
 from .lease import Lease
-from .timeouts import TimedCall
 
 logger = logging.getLogger("django_outbox")
 
 # For an event that a worker had claimed when the pause began: the poll after this parks it.
 PAUSED = Decision(status=Status.NEW, delay=1.0, outcome="deferred")  # seconds
-
-
-def deliver(
-    lease: Lease,
-    *,
-    alias: str,
-    between: Callable[[Lease], Any],
-    pauses: Pauses = NO_PAUSES,
-    report: Report = report_nothing,
-) -> Decision:
-    """Call the listener and decide; what it raises is a result, unless it ends ``drain()``.
-
-    ``between`` is called after the listener, before its fallback: it tidies up. ``report`` gets the
-    decision on the call. Raises ``CallAbandoned`` if a call returns after it was abandoned; see
-    ``finish``.
-    """
-    call = _call(lease, alias, between, pauses, report)
-    if isinstance(call, Decision):
-        return call
-    if call.timeout is None:
-        decision = call.run()
-    else:
-        call.context = context = copy_context()
-        decision = context.run(call.run)
-    lease.drop_event()  # not if the call was abandoned: another thread has the lease then
-    return decision
-
-
-def finish(timed: TimedCall, *, between: Callable[[Lease], Any]) -> Decision:
-    """Continue a delivery whose thread was abandoned in this call, which counts as failed.
-
-    What it calls has its timeout, too, and may be abandoned in turn.
-    """
-    assert isinstance(timed.call, Call)
-    call = timed.call.copy_for_thread(between)
-    assert call.context is not None
-    decision = call.context.run(call.finish, timed.seconds)
-    call.lease.drop_event()
-    return decision
-
-
-async def adeliver(
-    lease: Lease,
-    *,
-    alias: str,
-    between: Callable[[Lease], Awaitable[Any]],
-    pauses: Pauses = NO_PAUSES,
-    report: Report = report_nothing,
-) -> Decision:
-    """Await a listener that is ``async def`` (see ``is_async``); decide."""
-    call = _call(lease, alias, between, pauses, report)
-    if isinstance(call, Decision):
-        return call
-    try:
-        return await call.arun()
-    finally:
-        lease.drop_event()
-
-
-def _call(
-    lease: Lease, alias: str, between: Callable[[Lease], Any], pauses: Pauses, report: Report
-) -> Call | Decision:
-    """Return the call of an event's listener, or a decision if there is none now."""
-    settings = current()
-    listener = routed(lease, settings, pauses, alias)
-    if isinstance(listener, Decision):
-        return listener
-    lease.waited = lease.waited or monotonic() - lease.claimed_at
-    if (error := prepare(lease, listener, alias)) is not None:
-        decision = verdicts.own(error, lease, listener, settings)
-        lease.note_failure(decision, listener=listener.title, seconds=0.0)
-        lease.drop_event()
-        return decision
-    return Call(lease, listener, lease.event, settings, alias, between, report)
 
 
 def listener_of(lease: Lease) -> Listener | None:
@@ -150,6 +70,21 @@ def routed(
     except PayloadError as error:
         return dead(describe(error), kind=name(error))
     return listener_of(lease) or unroutable(lease, settings, alias)
+
+
+def prepare(lease: Lease, listener: Listener, alias: str) -> BaseException | None:
+    """Have an event as its listener gets it; return an error if its payload does not fit."""
+    event = lease.event
+    event.set_listener(listener.title, alias)
+    if listener.payload_type is None:
+        return None
+    try:
+        event.convert_payload(listener.payload_type)
+    except BaseException as error:  # the class runs its own code
+        if ends_drain(error):
+            raise
+        return error
+    return None
 
 
 def unroutable(lease: Lease, settings: Settings, alias: str) -> Decision:

@@ -1,0 +1,145 @@
+"""``Deliveries``: begins the deliveries of a queue, and passes on what they decide."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from sys import maxsize
+from typing import Protocol
+
+from ..conf import current
+from ..delivery.decide import deferred_after_error
+from ..delivery.delivery import Delivery, Report
+from ..delivery.lease import Lease
+from ..delivery.route import batch_listener, batch_size
+from ..listeners.outcomes import DONE, Decision
+from ..listeners.registry import Listener
+from ..sql.values import Pauses
+from .held import Held
+from .ready import Lane, Ready
+from .runs import Runs
+
+
+class Queue(Protocol):
+    """What deliveries need of their queue: a ``Gate``, or ``drain()``."""
+
+    ready: Ready
+
+    @property
+    def report(self) -> Report:
+        """What is told of each call: the queue's breaker."""
+
+    @property
+    def probing(self) -> bool:
+        """Whether one event is tried while its circuit breaker is open."""
+
+    @property
+    def pauses(self) -> Pauses:
+        """What is paused."""
+
+    def may_start(self, lease: Lease) -> bool:
+        """Return whether an event may start; otherwise, note that."""
+
+
+class Settles(Protocol):
+    """Who takes decisions, and what is to be delivered next: ``Gates``, or ``drain()``."""
+
+    def settle(self, lease: Lease, decision: Decision) -> None:
+        """Have a decision settled."""
+
+    def put(self, leases: Sequence[Lease]) -> None:
+        """Queue events for the threads of their queues."""
+
+
+class Deliveries:
+    """Begins the deliveries of a queue; its threads, its event loop or ``drain()`` make them."""
+
+    def __init__(
+        self, *, alias: str, queue: Queue, settles: Settles, held: Held, runs: Runs
+    ) -> None:
+        self.alias, self.held = alias, held
+        self._queue, self._settles, self._runs = queue, settles, runs
+
+    def take(self, found: Lease | Lane, room: int = maxsize) -> list[Lease]:
+        """Return what is delivered together: an event, or up to ``room`` of a lane."""
+        if isinstance(found, Lease):
+            return [found]
+        most = 1 if self._queue.probing else min(found.size, room)
+        most_bytes = current().BATCH_BYTES
+        heads = found.take(most, most_bytes)
+        self._queue.ready.put_back(found)
+        return self._with_followers(found.listener, heads, most, most_bytes)
+
+    def _with_followers(
+        self, listener: Listener, heads: list[Lease], most: int, most_bytes: int
+    ) -> list[Lease]:
+        """Return up to ``most`` events: ``heads``, and what ``per_key`` lets follow them.
+
+        The last one may overshoot ``most_bytes`` of payload text.
+        """
+        batching = listener.batching
+        assert batching is not None
+        if batching.per_key == 1:
+            return heads
+
+        def fits(lease: Lease) -> bool:
+            is_next = batch_listener(lease) is listener
+            return is_next and batch_size(listener, lease) == batching.size
+
+        found: list[Lease] = []
+        room = most - len(heads)
+        room_in_bytes = most_bytes - sum(each.payload_bytes for each in heads)
+        for lease in heads:
+            found.append(lease)
+            last, count = lease, 1
+            while count < batching.per_key and room > 0 and room_in_bytes > 0 and fits(last):
+                follower = self._runs.follower_of(last, fits)
+                if follower is None:
+                    break
+                found.append(follower)
+                last, count = follower, count + 1
+                room, room_in_bytes = room - 1, room_in_bytes - follower.payload_bytes
+        return found
+
+    def start(self, leases: list[Lease], is_stopping: Callable[[], bool]) -> list[Lease]:
+        """Start those that may start; wait for a renewal of their leases if need be."""
+        for each in leases:
+            if self._queue.may_start(each) and not self.held.is_current(each):
+                self.held.wait_current(each, is_stopping)
+        return [] if is_stopping() else self.held.start(leases)
+
+    def of(self, leases: list[Lease]) -> Delivery:
+        """Return the delivery of events that have started."""
+        return Delivery(
+            leases,
+            alias=self.alias,
+            is_current=self.held.is_current,
+            pauses=self._queue.pauses,
+            report=self._queue.report,
+        )
+
+    def pass_on(self, delivery: Delivery) -> list[Lease]:
+        """Have decisions settled; return the events behind them that may run before that."""
+        decided, delivery.decided = delivery.decided, []
+        if delivery.to_repeat:  # first: once its stream goes on, an event is read anew
+            self._runs.wait_again(delivery.to_repeat)
+            delivery.to_repeat = []
+        last = {each.stream: each for each, _ in decided if each.stream is not None}
+        ahead = [
+            self._runs.next(lease, decision)
+            for lease, decision in decided
+            if decision is DONE and lease.stream is not None and last[lease.stream] is lease
+        ]
+        for lease, decision in decided:
+            self._settles.settle(lease, decision)
+        return [each for each in ahead if each is not None]
+
+    def put(self, leases: Sequence[Lease]) -> None:
+        """Queue events for the threads of their queues."""
+        if leases:
+            self._settles.put(leases)
+
+    def end(self, delivery: Delivery) -> None:
+        """Pass on what a delivery has decided that went wrong; what it left comes back."""
+        delivery.decided += [(lease, deferred_after_error()) for lease in delivery.left.values()]
+        delivery.left.clear()
+        self.put(self.pass_on(delivery))

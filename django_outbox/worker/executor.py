@@ -1,0 +1,253 @@
+"""The threads of a queue: each takes an event or a batch, delivers it and passes decisions on."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from ..clocks import monotonic
+from ..delivery.call import Call, CallAbandoned
+from ..delivery.delivery import Delivery
+from ..delivery.drivers import drive
+from ..delivery.lease import Lease
+from ..delivery.route import batch_listener, is_async
+from ..listeners.outcomes import Status
+from .connection_cleanup import BrokenSessions, ConnectionCleanup
+from .deliveries import Deliveries
+from .gate import Gate
+from .ready import Lane
+from .settle_log import log_failed
+from .threads import thread_name
+
+logger = logging.getLogger("django_outbox")
+
+# Seconds of listener time that a thread may be ahead of the settler. If the process dies, that much
+# is repeated, or one event per thread; without a limit, all that a group commit had gathered.
+RUN_AHEAD = 0.0005
+IDLE_WAIT = 1.0  # seconds after which an idle thread checks whether it should end
+
+
+class Seat:
+    """A place among the threads: its thread, and what only that thread sets."""
+
+    def __init__(self, run: Callable[[Seat], None], name: str) -> None:
+        self.thread = threading.Thread(target=run, args=(self,), name=name, daemon=True)
+        self.delivery: Delivery  # the last one
+        self.call: Call | None = None  # that it is in
+        self.followers: list[Lease] = []  # events behind those delivered, which may run next
+        self.ahead = 0.0  # seconds of listener time that are not known to be settled
+
+    def make(self, call: Call) -> object:
+        """Make a call."""
+        self.call = call
+        answer = call.make()
+        self.call = None
+        return answer
+
+
+class Executor:
+    """The ``WORKERS`` threads of one queue, which deliver what is ready; replaced if they hang.
+
+    A thread whose call exceeds its timeout is written off: the call has failed, another thread
+    takes its place, and it ends when the call returns. It is not interrupted: asynchronous
+    exceptions leave locks held.
+    """
+
+    def __init__(
+        self,
+        *,
+        gate: Gate,
+        deliveries: Deliveries,
+        stuck_after: float,
+        sessions: BrokenSessions,
+        to_loop: Callable[[Lease | Lane], None],
+    ) -> None:
+        """``to_loop`` has the event loop deliver an event, or the next batch of a lane."""
+        self._gate, self._ready, self._deliveries = gate, gate.ready, deliveries
+        self._held, self._sessions, self._to_loop = deliveries.held, sessions, to_loop
+        self._stuck_after = stuck_after  # seconds
+        self.stopping = False  # set by ``stop``
+        self._seats = [
+            Seat(self._run, thread_name(deliveries.alias, gate.name, f"worker-{number}"))
+            for number in range(gate.settings.WORKERS)
+        ]
+        # Only the watchdog's thread changes these: what hangs, what replaces it, what was logged.
+        self._abandoned: list[threading.Thread] = []
+        self._to_start: list[threading.Thread] = []
+        self._was_stuck = self._had_too_many_hung_threads = False
+
+    def start(self) -> None:
+        for seat in self._seats:
+            seat.thread.start()
+
+    def stop(self) -> None:
+        """Stop the threads from starting another event; may be called again."""
+        self.stopping = True
+        self._ready.wake(len(self._seats))
+
+    def _is_stopping(self) -> bool:
+        return self.stopping
+
+    def join(self, give_up: Callable[[], bool]) -> bool:
+        """Wait for running listeners, except abandoned ones; return whether all ended."""
+        while self._is_busy() and not give_up():
+            time.sleep(0.005)
+        self._ready.take_all()
+        return not self._is_busy()
+
+    def _is_busy(self) -> bool:
+        with self._held.lock:
+            return any(each.thread.is_alive() for each in self._seats)
+
+    def dead_reason(self, longest: float) -> str | None:
+        """Return why only a new process helps: threads hang, or ended without being told to.
+
+        A listener without a timeout may take as long as it needs.
+        """
+        if self.has_too_many_hung_threads:
+            return f"{self._hanging()} threads hang in listeners past their timeouts"
+        ended = [
+            each.thread.name
+            for each in self._seats
+            if each.thread.ident and not each.thread.is_alive()
+        ]
+        return f"{', '.join(ended)} ended" if ended and not self.stopping else None
+
+    def unready_reason(self, longest: float) -> str | None:
+        """Return a reason if every thread has been in one call for ``STUCK_AFTER`` seconds."""
+        seconds, _ = self._stuck()
+        return f"every thread has been in one call for {seconds:.0f} s" if seconds else None
+
+    @property
+    def has_too_many_hung_threads(self) -> bool:
+        """Return whether as many threads hang as the queue has."""
+        return self._hanging() >= len(self._seats)
+
+    # -- for the watchdog ------------------------------------------------------------------------
+
+    def watch(self) -> None:
+        """Write off calls past their timeouts; log when all threads are stuck or too many hang."""
+        now = monotonic()
+        for number, seat in enumerate(self._seats):
+            call = seat.call
+            if call is not None and now > call.ends_at:
+                self._write_off(number, seat, call)
+        self._abandoned = [each for each in self._abandoned if each.is_alive()]
+        self._report()
+        while self._to_start:
+            self._to_start[0].start()  # if that fails, it is tried again
+            del self._to_start[0]
+
+    def _write_off(self, number: int, seat: Seat, call: Call) -> None:
+        """Have another thread in place of one whose call hangs, and decide that it has failed."""
+        with self._held.lock:
+            if not call.abandon():  # it has returned in the meantime
+                return
+            self._abandoned = [*self._abandoned, seat.thread]
+            self._seats[number] = successor = Seat(self._run, seat.thread.name)
+        delivery = seat.delivery
+        try:
+            delivery.context = delivery.context.copy()  # the policy may read what the listener set
+            delivery.context.run(delivery.give_up, call)
+            self._deliveries.put(self._deliveries.pass_on(delivery))
+        except BaseException:  # noqa: BLE001 - the watchdog must go on
+            log_failed(delivery.lead)
+            self._deliveries.end(delivery)
+        if delivery.left:
+            self._ready.put_delivery(delivery)
+        self._to_start.append(successor.thread)
+
+    def _report(self) -> None:
+        seconds, calls = self._stuck()
+        if seconds and not self._was_stuck:
+            leads = [each.leases[0] for each in calls]
+            logger.error(
+                "every thread is in a call that does not end seconds=%.0f events=%s queue=%s",
+                seconds,
+                ", ".join(f"{each.event_id} ({each.event_type})" for each in leads),
+                self._gate.name,
+            )
+        self._was_stuck = seconds > 0
+        if self.has_too_many_hung_threads and not self._had_too_many_hung_threads:
+            logger.error(
+                "as many threads hang as the worker has, past the timeouts of their listeners; "
+                "only a new process helps threads=%d queue=%s",
+                self._hanging(),
+                self._gate.name,
+            )
+        self._had_too_many_hung_threads = self.has_too_many_hung_threads
+
+    def _hanging(self) -> int:
+        return sum(each.is_alive() for each in self._abandoned)
+
+    def _stuck(self) -> tuple[float, list[Call]]:
+        """Return how long (seconds) every thread has been in one call, and the calls.
+
+        Return 0.0 and no calls if that is not longer than ``STUCK_AFTER``.
+        """
+        found = [seat.call for seat in self._seats]
+        calls = [each for each in found if each is not None and each.started]
+        latest = max((each.started for each in calls), default=0.0)
+        seconds = monotonic() - latest
+        if len(calls) < len(found) or not latest or seconds <= self._stuck_after:
+            return 0.0, []
+        return seconds, calls
+
+    # -- the threads -----------------------------------------------------------------------------
+
+    def _run(self, seat: Seat) -> None:
+        cleanup = ConnectionCleanup(self._held.lease, self._sessions)
+        try:
+            self._work(seat, cleanup)
+        except CallAbandoned:
+            cleanup.close_half_made()
+            assert seat.call is not None
+            cleanup.after(seat.call.leases[0])
+        cleanup.close()
+
+    def _work(self, seat: Seat, cleanup: ConnectionCleanup) -> None:
+        while not self.stopping:
+            found = seat.followers.pop() if seat.followers else self._ready.take(IDLE_WAIT)
+            self._gate.made_room()
+            if found is None:
+                continue
+            if isinstance(found, Delivery):  # another thread has left its fallbacks
+                self._deliver(seat, found, cleanup)
+            elif found.is_awaited if isinstance(found, Lane) else is_async(found):
+                self._to_loop(found)
+            elif leases := self._deliveries.start(self._deliveries.take(found), self._is_stopping):
+                self._deliver(seat, self._deliveries.of(leases), cleanup)
+                if len(seat.followers) > 1 or any(map(batch_listener, seat.followers)):
+                    self._deliveries.put(seat.followers)
+                    seat.followers = []
+                if seat.ahead > RUN_AHEAD:
+                    self._held.wait_settled(leases, self._is_stopping)
+                    seat.ahead = 0.0
+
+    def _deliver(self, seat: Seat, delivery: Delivery, cleanup: ConnectionCleanup) -> None:
+        seat.delivery, steps = delivery, delivery.steps()
+
+        def tidy() -> bool:
+            cleanup.after(delivery.lead)
+            return self._held.is_current(delivery.lead) and not self.stopping
+
+        def pass_on() -> None:
+            if any(decision.status is not Status.DONE for _, decision in delivery.decided):
+                cleanup.close_half_made()
+            seat.ahead += sum(
+                lease.duration for lease, decision in delivery.decided if not decision.written
+            )
+            seat.followers += self._deliveries.pass_on(delivery)
+
+        try:
+            cleanup.before()
+            delivery.context.run(drive, steps, make=seat.make, tidy=tidy, pass_on=pass_on)
+        except CallAbandoned:
+            raise
+        except BaseException:  # noqa: BLE001 - whatever it is, the thread must go on
+            log_failed(delivery.lead)
+            seat.call = None
+            self._deliveries.end(delivery)
+        cleanup.after(delivery.lead)
