@@ -73,7 +73,7 @@ class Call:
     """One call with an event, or with some of a batch.
 
     ``make`` and ``amake`` return what it returned or raised. A call in a thread either returns in
-    time, or the watchdog writes it off: whoever ends it first decides.
+    time, or the watchdog writes it off and decides.
     """
 
     owner: Owner

@@ -26,7 +26,7 @@ class Queue(Protocol):
 
     @property
     def report(self) -> Report:
-        """What is told of each call: the queue's breaker."""
+        """What counts the calls: the queue's breaker."""
 
     @property
     def probing(self) -> bool:

@@ -130,21 +130,19 @@ class Drain:
         self._decided: Settled = []  # to be settled
         self._count = 0  # deliveries so far
         self._progress = 0  # decisions so far, those of paused events among them
-        self._horizon = 0.0  # seconds between the database's now and ``at``
-        self._total_delays: dict[str, float] = {}  # seconds, of each event so far
-        self._excluded: list[str] = []  # events that this drain does not claim again
-        self._away: set[str] = set()  # queues that this drain leaves alone: their broker is away
-        self._settles = DrainSettles(alias=alias, me=self._me, settings=self._settings)
+        self._settles = DrainSettles(
+            alias=alias, me=self._me, settings=self._settings, streams=self._reads.exclude
+        )
 
     def run(self, limit: int | None) -> int:
         """Deliver until nothing is due; return how many deliveries there were."""
         most = inf if limit is None else limit
         if self._inline:
             self._deliver_all(most, chunk=max(map(batch_room, self._settings.queues)))
-            return self._count
-        own = engine_connection(self._alias, lock_wait=self._settings.LOCK_WAIT)
-        with self._heartbeat(), closing(own) as self._connection:
-            self._deliver_all(most, chunk=self._settings.POLL_BATCH_SIZE)
+        else:
+            own = engine_connection(self._alias, lock_wait=self._settings.LOCK_WAIT)
+            with self._heartbeat(), closing(own) as self._connection:
+                self._deliver_all(most, chunk=self._settings.POLL_BATCH_SIZE)
         return self._count
 
     @contextmanager
@@ -157,8 +155,12 @@ class Drain:
             runs=self._runs,
             releases=self._releases,
         )
-        name, lock_wait = f"outbox-{self._alias}-drain-heartbeat", self._settings.LOCK_WAIT
-        loop = Loop(name, beat.step, alias=self._alias, lock_wait=lock_wait)
+        loop = Loop(
+            f"outbox-{self._alias}-drain-heartbeat",
+            beat.step,
+            alias=self._alias,
+            lock_wait=self._settings.LOCK_WAIT,
+        )
         loop.start()
         try:
             yield
@@ -169,7 +171,7 @@ class Drain:
     def _deliver_all(self, limit: float, *, chunk: int) -> None:
         connection, known = self._connection, self._settings.queues
         if self._at is not None:
-            self._horizon = (self._at - dialect_of(connection).clock()).total_seconds()
+            self._settles.horizon = (self._at - dialect_of(connection).clock()).total_seconds()
         others = dialect_of(connection).other_queues(known=[*known])
         for pause in dialect_of(connection).stranded():
             deque(bring_home(connection, pause), maxlen=0)
@@ -191,7 +193,11 @@ class Drain:
     def accepts(self, queue: str) -> bool:
         """Return whether events of this queue may be started here."""
         served_here = self._only is None or queue in self._only
-        return served_here and queue not in self._known_pauses.closed and queue not in self._away
+        return (
+            served_here
+            and queue not in self._known_pauses.closed
+            and queue not in self._settles.away
+        )
 
     def _open_queues(self) -> list[str]:
         return [each for each in self._queues if self.accepts(each)]
@@ -202,9 +208,10 @@ class Drain:
         if monotonic() >= self._known_pauses.ends_at:
             end_pauses(self._alias)
             self._known_pauses.read(self._connection)
+        most_bytes = self._settings.PREFETCH_BYTES // 2
         for queue in self._open_queues():
-            branch = Branch(queue, room, most_bytes=self._settings.PREFETCH_BYTES // 2)
-            claim = self._claims.of([branch], exclude=self._excluded, state=state)
+            branch = Branch(queue, room, most_bytes=most_bytes)
+            claim = self._claims.of([branch], exclude=self._settles.events, state=state)
             # What was found may all have been passed on, parked or coalesced.
             while perform(self._connection, self._claims.claim_rows(claim)).rows:
                 if len(self.ready) or len(self._unrun):
@@ -316,34 +323,11 @@ class Drain:
         self._decided.append((lease, decision))
         self._progress += 1
         self._count += decision is not PAUSED
-        self._exclude_delayed(lease, decision)
-
-    def _exclude_delayed(self, lease: Lease, decision: Decision) -> None:
-        """Exclude an event from further claims if it is due at once, paused or due after ``at``.
-
-        After an outage, exclude its whole queue: its events are due again before the run has ended.
-        """
-        if decision.unavailable:
-            self._away.add(lease.queue)
-        if decision.delay is None:
-            return
-        total = self._total_delays.get(lease.id, 0.0) + decision.delay
-        self._total_delays[lease.id] = total
-        beyond = self._at is not None and total > self._horizon
-        if decision.delay == 0 or beyond or decision is PAUSED:
-            self._exclude(lease)
-
-    def _exclude(self, lease: Lease) -> None:
-        """Do not claim an event, or its stream, again."""
-        if lease.stream is None:
-            self._excluded.append(lease.id)
-        else:
-            self._reads.exclude.append(lease.stream)
+        self._settles.leave_delayed(lease, decision)
 
     def _settle(self) -> None:
         decided, self._decided = self._decided, []
-        for each in self._settles.settle(self._connection, decided):
-            self._exclude(each)
+        self._settles.settle(self._connection, decided)
         self._runs.settled(decided)
         perform(self._connection, self._releases.release_ended())
 
