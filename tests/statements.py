@@ -40,7 +40,6 @@ FOLDER = Path(__file__).resolve().parent / "unit" / "statements"
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
 TEXT = "2026-01-02 03:04:05.000000"
 LATER = datetime(2099, 1, 2, tzinfo=timezone.utc)
-BRANCHES = [Branch("default", 10, 3600.0, 1000), Branch("mail", 5)]
 PAUSE = 7  # the id of one; there is none with the next id
 SERVERS: dict[str, dict[str, Any]] = {
     "postgresql": {"vendor": "postgresql", "pg_version": 150000},

@@ -6,9 +6,8 @@ import asyncio
 import logging
 import math
 import threading
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +18,7 @@ import django_outbox as outbox
 from django_outbox import signals
 from django_outbox.delivery import call
 from django_outbox.listeners import registry
-from django_outbox.listeners.outcomes import Decision, Status
+from django_outbox.listeners.outcomes import Status
 from django_outbox.worker.executor import Executor
 from tests.surroundings import heard
 from tests.table import (
@@ -267,26 +266,20 @@ def test_a_call_is_ended_once_by_its_thread_or_by_the_watchdog() -> None:
         (listener,) = registry.route("", PLACED)
         owner: Any = SimpleNamespace(alias="default", lead=leases[0])
         calls = [call.Call(owner, listener, [each]) for each in leases]
-        start = threading.Barrier(2)
-
-        def end(how: Callable[[call.Call], bool]) -> list[bool]:
-            start.wait(60)
-            return [how(each) for each in calls]
 
         def make(each: call.Call) -> bool:
-            try:
+            with suppress(call.CallAbandoned):
                 each.make()
-            except call.CallAbandoned:
-                return False
-            return True
+                return True
+            return False
 
-        def abandon(each: call.Call) -> bool:
-            while each.ends_at == math.inf:  # it has not begun
-                time.sleep(0)
-            return each.abandon()
-
-        returned, abandoned = in_thread(lambda: end(make)), in_thread(lambda: end(abandon))
-        both = [*zip(returned.result(60), abandoned.result(60), strict=True)]
+        returned = in_thread(lambda: [make(each) for each in calls])
+        abandoned = []
+        for each in calls:
+            while each.ends_at == math.inf:
+                pass
+            abandoned.append(each.abandon())
+        both = zip(returned.result(60), abandoned, strict=True)
     assert {sum(each) for each in both} == {1}
 
 
@@ -375,10 +368,6 @@ def test_a_coroutine_in_a_thread_is_cancelled_and_its_thread_kept(
     assert "ListenerTimeout" in str(row(event_id).last_error)
     assert "cancelled" in str(row(event_id).last_error)
     assert len(overdue) == 1
-
-
-# -- a call that was written off cannot commit -----------------------------------------------------
-RETRY = Decision(status=Status.RETRY, delay=5.0, spent=1, outcome="retry")
 
 
 # -- logs and signals ------------------------------------------------------------------------------

@@ -29,9 +29,7 @@ class DrainSettles:
         self._alias, self._me, self._settings = alias, me, settings
         self.events: list[str] = []  # ids of those that are not claimed again
         self.away: set[str] = set()  # queues to leave alone: their broker is away
-        self.horizon = (
-            inf  # seconds from the database's now to the drain's ``at``
-        )
+        self.horizon = inf  # seconds from the database's now to the drain's ``at``
         self._streams = streams
         self._total_delays: dict[str, float] = {}  # seconds, of each event so far
         self._accepts = False  # the database has accepted a decision

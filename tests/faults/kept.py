@@ -20,11 +20,6 @@ COUNTED = {
     "false_dead": "dead without cause",
     "booked_twice": "duplicate rows",
 }
-ALSO_COUNTED = {  # always 0 in a run that holds, so only the modified copies show them
-    "done_without_effect": "done without an effect",
-    "false_attempts": "miscounted attempts",
-    "false_rescues": "miscounted rescues",
-}
 
 SOAKS = ("leaks", "bloat")  # many events under a steady load; a sum with them would mislead
 WITH_FAULTS, WITHOUT_FAULTS, OF_SOAKS = "runs with faults", "runs without faults", "soak runs"

@@ -246,9 +246,7 @@ MUTANTS = (
         edits=[
             (
                 "worker/executor.py",
-                """\
-            cleanup.after(seat.call.leases[0])
-""",
+                "            cleanup.after(seat.call.leases[0])\n",
                 """\
             from ..listeners.outcomes import DONE
             seat.delivery.decided = [(seat.call.leases[0], DONE)]
@@ -266,21 +264,12 @@ MUTANTS = (
         edits=[
             (
                 "delivery/call.py",
-                """\
-        if not self.has_returned:
-            raise CallAbandoned
-""",
-                """\
-        if not self.has_returned and not self.listener.atomic:
-            raise CallAbandoned
-""",
+                "        if not self.has_returned:\n            raise CallAb",
+                "        if not self.has_returned and not self.listener.atomic:\n            raise CallAb",
             ),
             (
                 "delivery/call.py",
-                """\
-        except _Rollback:
-            self.committed = None
-""",
+                "        except _Rollback:\n            self.committed = None\n",
                 """\
         except _Rollback:
             self.committed = None

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from tests.rules import Rule, Text
 
-CODE_LINES = {"django_outbox": 23_060, "django_outbox/admin": 2_321, "django_outbox/sql": 2_025}
-MODULES = 224  # of the package, migrations among them
+CODE_LINES = {"django_outbox": 23_040, "django_outbox/admin": 2_321, "django_outbox/sql": 2_025}
+MODULES = 225  # of the package, migrations among them
 TEST_LINES = 70_520  # of all Python files below tests, comments and blank lines among them
 PAGES, WORDS = 60, 90_000  # below docs
 NO_CODE = {
