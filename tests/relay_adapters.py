@@ -152,7 +152,7 @@ class Consumer:
 
 class RabbitMQ(Adapter):
     backend = "rabbitmq.RabbitMQ"
-    client, refused = "aio_pika", "UnroutableMessage"
+    client, refused = "aio_pika", "Refused"
     prefix, is_logged = "cloudEvents:", True
 
     def __init__(self, directory: Path) -> None:

@@ -17,7 +17,7 @@ import django_outbox as outbox
 from django_outbox.events.ids import new_id
 from django_outbox.models import OutboxEvent
 from django_outbox.relays import Backend, Message, Outcome
-from django_outbox.relays.relay import Session
+from django_outbox.relays.session import Session
 
 MOMENT = datetime(2026, 11, 24, 21, 51, 33, tzinfo=timezone.utc)
 

@@ -17,7 +17,7 @@ import django_outbox as outbox
 from django_outbox.exceptions import Unrecoverable
 from django_outbox.models import OutboxEvent, OutboxPause
 from django_outbox.relays import BrokerUnavailable
-from django_outbox.relays.relay import Session
+from django_outbox.relays.session import Session
 from tests import relay_messages
 from tests.relay_adapters import ADAPTERS, Adapter
 from tests.relay_messages import kinds, message, messages, opened, publish, use_relay

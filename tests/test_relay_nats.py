@@ -23,7 +23,8 @@ from tests.waiting import wait_until
 
 nats = pytest.importorskip("nats")
 
-from django_outbox.relays.nats import JetStream, NoStream, RefusedMessage  # noqa: E402
+from django_outbox.relays.backend import Refused  # noqa: E402
+from django_outbox.relays.nats import JetStream, NoStream  # noqa: E402
 
 stored = pytest.mark.django_db(transaction=True)  # by way of the table
 
@@ -178,12 +179,23 @@ def plain() -> Iterator[Plain]:
         ("tls://t0ken@", {}),
         ("tls://", {"user": "shop", "password": "s3cret"}),
         ("tls://", {"token": "t0ken"}),
+        ("tls://", {"user_jwt_cb": lambda: bytearray(b"jwt"), "signature_cb": lambda nonce: b"x"}),
         ("tls://", {}),
         ("nats://shop:s3cret@", {"tls": ssl.create_default_context()}),
         ("shop:s3cret@", {"tls": ssl.create_default_context()}),
         ("nats://shop:s3cret@", {"tls_hostname": "nats.example"}),
     ],
-    ids=["url", "token", "options", "token option", "none", "context", "no scheme", "hostname"],
+    ids=[
+        "url",
+        "token",
+        "options",
+        "token option",
+        "signature",
+        "none",
+        "context",
+        "no scheme",
+        "hostname",
+    ],
 )
 def test_nothing_is_sent_without_the_tls_that_was_asked_for(
     plain: Plain, scheme: str, options: dict[str, Any]
@@ -203,11 +215,16 @@ def test_without_tls_it_was_not_asked_for(plain: Plain) -> None:
 def test_a_server_with_tls(start: Any, tmp_path: Path) -> None:
     files = certificate(tmp_path, host="127.0.0.1")
     config = f'tls {{ cert_file: "{files[0]}", key_file: "{files[1]}" }}'
-    broker = start(config=config)
+    broker = start(config=f"{config}\nauthorization {{ user: shop, password: s3cret }}")
     context = ssl.create_default_context(cafile=files[0])
-    for url in (broker.url, broker.url.replace("nats:", "tls:")):
-        with opened(JetStream(servers=url, tls=context)) as session:
+    own, login = (
+        broker.url.replace("://", "://shop:s3cret@"),
+        {"user": "shop", "password": "s3cret"},
+    )
+    for url, options in ((own, {}), (own.replace("nats:", "tls:"), {}), (broker.url, login)):
+        with opened(JetStream(servers=url, tls=context, **options)) as session:
             check(session)
+    for url in (own, broker.url):
         with (
             pytest.raises(BrokerUnavailable, match="certificate"),
             opened(JetStream(servers=url, tls=ssl.create_default_context())),
@@ -224,8 +241,8 @@ def test_a_stream_that_is_full_refuses(broker: brokers.Nats) -> None:
         outcomes = publish(session, stream.messages(100))
         check(session)  # the server itself takes messages
     found = kinds(outcomes)
-    assert (found, stream.count()) == ({"": 10, "RefusedMessage": 90}, 10)
-    assert isinstance(outcomes[-1], RefusedMessage)
+    assert (found, stream.count()) == ({"": 10, "Refused": 90}, 10)
+    assert isinstance(outcomes[-1], Refused)
     assert "maximum" in str(outcomes[-1])
 
 
@@ -238,7 +255,7 @@ def test_another_stream_than_expected_refuses(stream: Stream) -> None:
     with opened(stream.backend(stream=another.name)) as session:
         (outcome,) = publish(session, stream.messages(1))
     assert "expected stream does not match" in str(outcome)
-    assert isinstance(outcome, RefusedMessage)
+    assert isinstance(outcome, Refused)
 
 
 @pytest.mark.parametrize(
@@ -319,7 +336,7 @@ def test_permissions(start: Any) -> None:
         check(session)
         batch = [stream.message("order.placed"), stream.message("invoice.sent")] * 50
         outcomes = publish(session, batch, within=600)  # no answer to the refused ones comes
-        assert kinds(outcomes) == {"": 50, "RefusedMessage": 50}
+        assert kinds(outcomes) == {"": 50, "Refused": 50}
         assert "permissions violation" in str(outcomes[1])
     with opened(backend("mute")) as session:  # it may not ask JetStream anything
         check(session)

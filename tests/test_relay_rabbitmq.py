@@ -18,7 +18,8 @@ from tests.waiting import wait_until
 
 aio_pika = pytest.importorskip("aio_pika")
 
-from django_outbox.relays.rabbitmq import RabbitMQ, RefusedMessage  # noqa: E402
+from django_outbox.relays.backend import Refused  # noqa: E402
+from django_outbox.relays.rabbitmq import RabbitMQ  # noqa: E402
 
 stored = pytest.mark.django_db(transaction=True)  # by way of the table
 
@@ -108,9 +109,9 @@ def test_a_queue_that_is_full_refuses(broker: brokers.RabbitMQ) -> None:
         outcomes = publish(session, messages(100))
         found = kinds(outcomes)
         assert found[""] >= 10
-        assert found == {"": found[""], "RefusedMessage": 100 - found[""]}
+        assert found == {"": found[""], "Refused": 100 - found[""]}
         assert "is full" in str(next(each for each in outcomes if each))
-        assert kinds(publish(session, messages(3))) == {"RefusedMessage": 3}
+        assert kinds(publish(session, messages(3))) == {"Refused": 3}
         session.run(session.backend.check, timeout=10)  # the broker itself takes messages
     assert consumer.count() == found[""]
 
@@ -121,9 +122,9 @@ def test_a_routing_key_without_permission_fails_alone(broker: brokers.RabbitMQ) 
     batch = [message("secret.x" if n in (3, 60, 61) else "order.x") for n in range(100)]
     with opened(consumer.backend(url=broker.user_url("limited"), declare=False)) as session:
         outcomes = publish(session, batch)
-    assert kinds(outcomes) == {"": 97, "RefusedMessage": 3}
+    assert kinds(outcomes) == {"": 97, "Refused": 3}
     for index in (3, 60, 61):
-        assert isinstance(outcomes[index], RefusedMessage)
+        assert isinstance(outcomes[index], Refused)
         assert "'secret.x'" in str(outcomes[index])
     confirmed = {each.event_id for each, got in zip(batch, outcomes, strict=True) if got is None}
     assert {*ids(consumer.read(consumer.count()))} == confirmed
@@ -250,7 +251,7 @@ def test_the_default_exchange_takes_names_of_queues(
     with opened(RabbitMQ(url=broker.url, exchange="")) as session:
         outcomes = publish(session, [message(consumer.name), message("no such queue")])
         session.run(session.backend.check, timeout=10)
-    assert kinds(outcomes) == {"": 1, "UnroutableMessage": 1}
+    assert kinds(outcomes) == {"": 1, "Refused": 1}
 
 
 def test_a_check_leaves_nothing_behind(consumer: Consumer) -> None:

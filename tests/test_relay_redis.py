@@ -18,7 +18,8 @@ from tests.waiting import wait_until
 
 redis = pytest.importorskip("redis")
 if redis:  # after the skip
-    from django_outbox.relays.redis import Refused, Stream
+    from django_outbox.relays.backend import Refused
+    from django_outbox.relays.redis import Stream
 
 PAGE = "how-to/relay-to-redis.md"
 on_the_table = pytest.mark.django_db(transaction=True)

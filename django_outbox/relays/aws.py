@@ -7,7 +7,7 @@ What an error means:
 - Throttling: the message is deferred for a second, and no attempt is spent.
 - A message that AWS cannot take (contents, size, parameters): ``Unrecoverable``, for it alone.
 - Anything else about a queue or topic (it does not exist, no permission, its KMS key is disabled):
-  ``RefusedByAWS``; it costs an attempt and the retry policy decides.
+  ``Refused``; it costs an attempt and the retry policy decides.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from botocore.config import Config
 
 from ..exceptions import BrokerUnavailable, Unrecoverable
 from ..listeners.outcomes import Defer
-from .aws_messages import THROTTLED, Entry, RefusedByAWS, entry_of, grouped, meaning, shown
-from .backend import Backend, Message, Outcome, Unconfirmed
+from .aws_messages import THROTTLED, Denied, Entry, entry_of, grouped, meaning, shown
+from .backend import Backend, Message, Outcome, Refused, Together, Unconfirmed
 
 THREADS: Final = 8  # calls at a time
 CONNECT_SHARE: Final = 1 / 4  # of the timeout, for a connection; half of it is for the answer
@@ -93,7 +93,11 @@ class _Client(Backend):
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._client.close()
 
-    def publish(self, messages: Sequence[Message], deadline: float) -> list[Outcome]:
+    def prepare(self, message: Message) -> Entry:
+        """Return what is sent of a message; ``Unrecoverable`` if AWS cannot take it."""
+        return entry_of(self.service, message)
+
+    def publish(self, messages: Sequence[Entry], deadline: float) -> list[Outcome]:
         """Send messages by calls of up to ten, several at a time; return an outcome for each.
 
         A call begins in the first quarter of the time until ``deadline``, because it may take the
@@ -101,18 +105,14 @@ class _Client(Backend):
         """
         now = monotonic()
         last_start = now + (deadline - now) / 4
-        outcomes: dict[int, Outcome] = {}
-        entries = []
-        for index, message in enumerate(messages):
-            try:
-                entries.append(entry_of(self.service, index, message))
-            except Unrecoverable as error:
-                outcomes[index] = error
-        calls = [self._threads.submit(self._call, each, last_start) for each in grouped(entries)]
+        for index, each in enumerate(messages):
+            each.given["Id"] = str(index)
+        calls = [self._threads.submit(self._call, each, last_start) for each in grouped(messages)]
         wait(calls)
+        outcomes: dict[str, Outcome] = {}
         for call in calls:
             outcomes |= call.result()
-        return _settled([outcomes[index] for index in range(len(messages))])
+        return _settled([outcomes[each.given["Id"]] for each in messages])
 
     def check(self) -> None:
         """Make the smallest call. That AWS denies it is an answer, too: it may be forbidden.
@@ -123,34 +123,27 @@ class _Client(Backend):
             self._ask("" if "{" in self.to or not self.to else self._destination(self.to))
         except (exceptions.ClientError, exceptions.BotoCoreError) as error:
             found = _outcome(error)
-            if found is not THROTTLED and not getattr(found, "is_denied", False):
+            if found is not THROTTLED and not isinstance(found, Denied):
                 raise found from None
 
-    def _call(self, entries: list[Entry], last_start: float) -> dict[int, Outcome]:
-        """Send one call's entries; if AWS refuses the call for its contents, each by itself."""
+    def _call(self, entries: list[Entry], last_start: float) -> dict[str, Outcome]:
+        """Send one call's entries; return what became of each by its id."""
+        ids = [each.given["Id"] for each in entries]
         if monotonic() > last_start:
-            return dict.fromkeys((each.index for each in entries), NOT_SENT)
+            return dict.fromkeys(ids, NOT_SENT)
         try:
             destination = self._destination(entries[0].to)
             answer = self._send(destination, [each.given for each in entries])
         except Exception as error:  # noqa: BLE001 - of this call alone
             outcome = _outcome(error)
-            if isinstance(outcome, Unrecoverable) and len(entries) > 1:
-                found: dict[int, Outcome] = {}
-                for each in entries:
-                    found |= self._call([each], last_start)
-                return found
-            return dict.fromkeys((each.index for each in entries), outcome)
-        confirmed = {int(each["Id"]) for each in answer.get("Successful", ())}
-        refused = {
-            int(each["Id"]): meaning(each, "AWS refused the message with")
-            for each in answer.get("Failed", ())
-        }
+            is_of_one = isinstance(outcome, Unrecoverable)
+            return dict.fromkeys(ids, Together(outcome) if is_of_one else outcome)
         lost = Unconfirmed("AWS answered without naming the message.")
-        return {
-            index: None if index in confirmed else refused.get(index, lost)
-            for index in (each.index for each in entries)
-        }
+        found: dict[str, Outcome] = dict.fromkeys(ids, lost)
+        found |= dict.fromkeys(each["Id"] for each in answer.get("Successful", ()))
+        for each in answer.get("Failed", ()):
+            found[each["Id"]] = meaning(each, "AWS refused the message with")
+        return found
 
     def _destination(self, to: str) -> str:
         return to
@@ -225,4 +218,4 @@ def _outcome(error: Exception) -> Any:
         return Unconfirmed(said)
     if isinstance(error, exceptions.BotoCoreError):  # no connection, no credentials
         return BrokerUnavailable(said)
-    return RefusedByAWS(f"{type(error).__name__}: {said}")
+    return Refused(f"{type(error).__name__}: {said}")

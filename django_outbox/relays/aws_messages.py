@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from ..exceptions import BrokerUnavailable, Unrecoverable
 from ..listeners.outcomes import Defer
-from .backend import Message
+from .backend import Message, Refused
 
 MAX_ENTRIES: Final = 10  # of a call
 # Bytes, body and attributes. A call is filled up to 256 KiB, which every queue and topic takes. A
@@ -59,23 +59,20 @@ CREDENTIALS: Final = frozenset(
 )
 
 
-class RefusedByAWS(Exception):
-    """AWS refused a message; the retry policy decides."""
-
-    is_denied = False  # the credentials are valid, but do not allow the call
+class Denied(Refused):
+    """The credentials are valid, but do not allow the call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
     """One message of a call."""
 
-    index: int  # among the messages of ``publish``
     to: str
     size: int  # bytes as AWS counts them
-    given: Mapping[str, Any]  # as boto3 takes it
+    given: dict[str, Any]  # as boto3 takes it
 
 
-def entry_of(service: str, index: int, message: Message) -> Entry:
+def entry_of(service: str, message: Message) -> Entry:
     """Return what is sent of a message; ``Unrecoverable`` if AWS cannot take it."""
     pattern, expected = DESTINATIONS[service]
     if not pattern.fullmatch(message.to):
@@ -97,7 +94,6 @@ def entry_of(service: str, index: int, message: Message) -> Entry:
             f"{MAX_MESSAGE}. Store what is large elsewhere and send where it is."
         )
     given: dict[str, Any] = {
-        "Id": str(index),
         "MessageBody" if service == "sqs" else "Message": text,
         "MessageAttributes": {
             name: {"DataType": "String", "StringValue": value} for name, value in attributes.items()
@@ -106,7 +102,7 @@ def entry_of(service: str, index: int, message: Message) -> Entry:
     if message.to.endswith(".fifo"):
         given["MessageGroupId"] = _token(message.group or message.event_id)
         given["MessageDeduplicationId"] = _token(message.event_id)
-    return Entry(index=index, to=message.to, size=size, given=given)
+    return Entry(to=message.to, size=size, given=given)
 
 
 def _attributes(headers: Mapping[str, str]) -> dict[str, str]:
@@ -161,9 +157,7 @@ def meaning(error: Mapping[str, Any], said: str, *, status: int = 0) -> Any:
         return BrokerUnavailable(text)
     if short in CONTENTS:  # it can never be sent
         return Unrecoverable(text)
-    refused = RefusedByAWS(text)
-    refused.is_denied = short in DENIED
-    return refused
+    return Denied(text) if short in DENIED else Refused(text)
 
 
 def shown(text: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -28,6 +28,33 @@ class Unconfirmed(Exception):
             def publish(self, messages, deadline):
                 return [Unconfirmed("no answer before the deadline") for _ in messages]
     """
+
+
+class Refused(Exception):
+    """The broker refused a message; the retry policy decides."""
+
+
+class Together(Exception):
+    """The broker refused messages at once, and did not say for which of them.
+
+    The relay sends them again in halves. ``alone`` is the outcome of one that was sent alone.
+    """
+
+    def __init__(self, alone: Outcome) -> None:
+        self.alone = alone
+
+
+def expect_known(options: Iterable[str], known: Collection[str]) -> None:
+    """Raise ``TypeError`` for an option that a client does not have."""
+    for name in options:
+        if name not in known:
+            raise TypeError(f"unknown option {name!r}; expected one of {', '.join(sorted(known))}.")
+
+
+def expect(name: str, value: Any, is_valid: bool, expected: str) -> None:
+    """Raise ``ValueError`` for an option whose value is not valid."""
+    if not is_valid:
+        raise ValueError(f"{name} is {value!r}; expected {expected}.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,14 +138,18 @@ class Backend:
         Raises ``TypeError`` or ``ValueError`` for options that it does not take; the system checks
         show the message.
         """
-        if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or timeout <= 0:
-            raise ValueError(f"timeout is {timeout!r}; expected seconds above zero.")
+        is_number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
+        expect("timeout", timeout, is_number and timeout > 0, "seconds above zero")
         self.timeout = timeout
 
     def open(self) -> Any:
         """Connect. Raises ``BrokerUnavailable`` if the broker cannot be reached."""
 
-    def publish(self, messages: Sequence[Message], deadline: float) -> Any:
+    def prepare(self, message: Message) -> Any:
+        """Return what ``publish`` gets of a message; raise if it can never be sent."""
+        return message
+
+    def publish(self, messages: Sequence[Any], deadline: float) -> Any:
         """Send messages and wait for the broker's confirmations; return one outcome for each.
 
         ``deadline`` (``time.monotonic()``): when to stop waiting; what is not confirmed by then is

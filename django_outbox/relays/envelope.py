@@ -12,7 +12,7 @@ from urllib.parse import quote
 from .. import hooks
 from ..events import GLOBAL, Event
 from ..exceptions import Unrecoverable
-from ..relay_settings import RelaySettings
+from ..relay_settings import FIELDS, RelaySettings
 from .backend import Backend, Message
 
 JSON_TYPE = "application/json"
@@ -70,8 +70,10 @@ class Envelope:
         }
 
     def _filled(self, name: str, template: str, event: Event, quote: Any) -> str:
+        fields: dict[str, Any] = {each: getattr(event, each) for each in FIELDS}
+        fields["headers"] = _Quoted(event.headers, quote, "header ")
         try:
-            return template.format_map(_Fields(event, quote))
+            return template.format_map(_Quoted(fields, quote))
         except KeyError as error:
             raise Unrecoverable(
                 f"The event has no {error.args[0]}, which {name} of the relay "
@@ -84,29 +86,17 @@ def _quoted(value: str) -> str:
     return quote(value, safe="/:?#[]@!$&'()*+,;=")
 
 
-class _Fields:
-    """The fields of an event for ``str.format_map``; ``KeyError`` names one that it lacks."""
+class _Quoted:
+    """Values by name for ``str.format_map``; ``KeyError`` names one that an event lacks."""
 
-    def __init__(self, event: Event, quote: Any) -> None:
-        self._event, self._quote = event, quote
+    def __init__(self, values: Mapping[str, Any], quote: Any, kind: str = "") -> None:
+        self._values, self._quote, self._kind = values, quote, kind
 
     def __getitem__(self, name: str) -> Any:
-        if name == "headers":
-            return _Headers(self._event.headers, self._quote)
-        value = getattr(self._event, name)
+        value = self._values.get(name)
         if value is None or value == "":
-            raise KeyError(name)
-        return self._quote(str(value))
-
-
-class _Headers:
-    def __init__(self, headers: Mapping[str, str], quote: Any) -> None:
-        self._headers, self._quote = headers, quote
-
-    def __getitem__(self, name: str) -> str:
-        if not self._headers.get(name):
-            raise KeyError(f"header {name!r}")
-        return str(self._quote(self._headers[name]))
+            raise KeyError(f"{self._kind}{name}")
+        return value if isinstance(value, _Quoted) else self._quote(str(value))
 
 
 def _plain(event: Event) -> dict[str, str]:

@@ -31,9 +31,9 @@ import httpx
 from ..exceptions import BrokerUnavailable, Unrecoverable
 from ..listeners.outcomes import Defer
 from . import http_messages
-from .backend import Backend, Message, Outcome
+from .backend import Backend, Message, Outcome, Refused, expect
 from .http_hosts import MAX_HOSTS, MIN_PAUSE, Absence, hosts
-from .http_messages import Keys, Target, WebhookError
+from .http_messages import Headers, Keys, Request, Target
 from .http_network import AddressRefused, CheckedNetwork, UnknownHost
 
 KEEP_ALIVE: Final = 4.0  # seconds; many servers close an idle connection after 5
@@ -76,18 +76,13 @@ class Webhook(Backend):
     ) -> None:
         super().__init__(timeout=timeout)
         for name, value in (("allow_http", allow_http), ("allow_private", allow_private)):
-            if not isinstance(value, bool):
-                raise ValueError(f"{name} is {value!r}; expected True or False.")
-        for name, count in (
-            ("concurrency", concurrency),
-            ("concurrency_per_host", concurrency_per_host),
-        ):
-            if type(count) is not int or not 1 <= count <= 1000:
-                raise ValueError(f"{name} is {count!r}; expected a whole number from 1 to 1000.")
-        if verify is not True and not isinstance(verify, str):
-            raise ValueError(
-                f"verify is {verify!r}; expected True or the path of a file with CA certificates."
-            )
+            expect(name, value, isinstance(value, bool), "True or False")
+        limits = {"concurrency": concurrency, "concurrency_per_host": concurrency_per_host}
+        for name, count in limits.items():
+            is_valid = type(count) is int and 1 <= count <= 1000
+            expect(name, count, is_valid, "a whole number from 1 to 1000")
+        is_valid = verify is True or isinstance(verify, str)
+        expect("verify", verify, is_valid, "True or the path of a file with CA certificates")
         self._secrets = http_messages.secrets_of(secret)
         self._allow_http, self._allow_private, self._verify = allow_http, allow_private, verify
         self._concurrency, self._concurrency_per_host = concurrency, concurrency_per_host
@@ -123,14 +118,17 @@ class Webhook(Backend):
         self._network.close()
         await self._connections.aclose()
 
-    async def publish(self, messages: Sequence[Message], deadline: float) -> list[Outcome]:
+    def prepare(self, message: Message) -> Request:
+        """Return the request that is made for a message; ``Unrecoverable`` if there can be none."""
+        target = http_messages.target_of(message.to, allow_http=self._allow_http)
+        return Request(target, message.body, http_messages.headers_of(message), self._keys(target))
+
+    async def publish(self, messages: Sequence[Request], deadline: float) -> list[Outcome]:
         """Send messages, several at a time; return an outcome for each.
 
         A request begins in the first half of the time until ``deadline``, so that each receiver
         has at least the other half for its answer; what does not come to that is deferred.
         """
-        if not messages:
-            return []
         last_start = (monotonic() + deadline) / 2
         tasks = [asyncio.ensure_future(self._send(each, last_start, deadline)) for each in messages]
         try:
@@ -139,7 +137,7 @@ class Webhook(Backend):
             for each in tasks:
                 each.cancel()
             ended = await asyncio.gather(*tasks, return_exceptions=True)
-        late = WebhookError("The receiver did not answer before the deadline.")
+        late = Refused("The receiver did not answer before the deadline.")
         return [late if isinstance(each, asyncio.CancelledError) else each for each in ended]
 
     async def check(self) -> None:
@@ -175,46 +173,37 @@ class Webhook(Backend):
 
     # --- one message -----------------------------------------------------------------------------
 
-    async def _send(self, message: Message, last_start: float, deadline: float) -> Outcome:
-        try:
-            target = http_messages.target_of(message.to, allow_http=self._allow_http)
-            headers = http_messages.headers_of(message)
-            keys = self._keys(target)
-        except (Unrecoverable, WebhookError) as error:
-            return error
-        slots = self._host_slots.get(target.origin)
-        if slots is None:
-            slots = asyncio.Semaphore(self._concurrency_per_host)
-            self._host_slots[target.origin] = slots
+    async def _send(self, request: Request, last_start: float, deadline: float) -> Outcome:
+        origin = request.target.origin
+        slots = self._host_slots.get(origin) or asyncio.Semaphore(self._concurrency_per_host)
+        self._host_slots[origin] = slots
         async with slots, self._slots:
-            if absence := hosts.absence(target.origin):
+            if absence := hosts.absence(origin):
                 return self._away(absence)
             if monotonic() > last_start:
                 return NOT_SENT
-            hosts.begin_probe(target.origin, until=deadline)
-            headers |= http_messages.signature_of(headers["webhook-id"], message.body, keys)
-            return await self._exchange(message.body, headers, target, deadline)
+            hosts.begin_probe(origin, until=deadline)
+            return await self._exchange(request, deadline)
 
     def _keys(self, target: Target) -> Keys | None:
         if not isinstance(self._secrets, dict):
             return self._secrets
         found = self._secrets.get(target.name) or self._secrets.get(target.url.raw_host.decode())
         if found is None:
-            raise WebhookError(
+            raise Refused(
                 f"The option secret has no entry for the host {target.name}. Add it, or give one "
                 "secret for all hosts."
             )
         return found
 
-    async def _exchange(
-        self, body: bytes, headers: dict[str, bytes], target: Target, deadline: float
-    ) -> Outcome:
-        began = monotonic()
+    async def _exchange(self, request: Request, deadline: float) -> Outcome:
+        began, target = monotonic(), request.target
+        headers = request.signed()
         try:
             try:
-                return await self._post(body, headers, target, deadline)
+                return await self._post(request, headers, deadline)
             except CUT:  # often a connection that was kept alive, and closed just then
-                return await self._post(body, headers, target, deadline)
+                return await self._post(request, headers, deadline)
         except (httpcore.ConnectError, httpcore.ConnectTimeout, UnknownHost) as error:
             return self._unreachable(target, error)
         except AddressRefused as error:
@@ -229,35 +218,22 @@ class Webhook(Backend):
             reason = f"{target.origin} did not answer in time."
         if self._answered.get(target.origin, 0.0) < began:  # it answers no other message either
             hosts.set_away(target.origin, reason, is_unreachable=False)
-        return WebhookError(reason)
+        return Refused(reason)
 
     def _unreachable(self, target: Target, error: Exception) -> Outcome:
         reason = _reason(target, error)
         if self._only is None and (isinstance(error, UnknownHost) or _is_of_tls(error)):
             hosts.set_back(target.origin)
-            return WebhookError(reason)  # it may never work: the retry policy ends it
+            return Refused(reason)  # it may never work: the retry policy ends it
         return self._away(hosts.set_away(target.origin, reason, is_unreachable=True))
 
-    async def _post(
-        self, body: bytes, headers: dict[str, bytes], target: Target, deadline: float
-    ) -> Outcome:
-        remaining = deadline - monotonic()
+    async def _post(self, given: Request, headers: Headers, deadline: float) -> Outcome:
+        remaining, target = deadline - monotonic(), given.target
         request = httpcore.Request(
             "POST",
-            httpcore.URL(
-                scheme=target.url.raw_scheme,
-                host=target.url.raw_host,
-                port=target.url.port,
-                target=target.url.raw_path,
-            ),
-            headers=[
-                (b"host", target.url.netloc),
-                (b"user-agent", b"django-outbox"),
-                (b"accept-encoding", b"identity"),
-                (b"content-length", str(len(body)).encode()),
-                *((name.encode(), value) for name, value in headers.items()),
-            ],
-            content=body,
+            str(target.url),
+            headers=headers,
+            content=given.body,
             extensions={"timeout": {"connect": min(CONNECT_TIMEOUT, remaining / 2)}},
         )
         answer = self._connections.handle_async_request(request)

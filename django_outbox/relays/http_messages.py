@@ -17,7 +17,7 @@ import httpx
 
 from ..exceptions import RetryAfter, Unrecoverable
 from ..listeners.outcomes import Dead
-from .backend import Message, Outcome
+from .backend import Message, Outcome, Refused
 
 A_DAY: Final = 86_400.0  # seconds; a receiver cannot put an event off for longer
 ANSWER_SHOWN: Final = 200  # characters of an answer in an error
@@ -29,10 +29,6 @@ HOST: Final = re.compile(
 CONTROL: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")  # what no header's value may contain
 # CloudEvents' HTTP binding, 3.1.3.2: all but printable ASCII, and of that space, '"' and '%'.
 ESCAPED: Final = re.compile(r'[^\x21-\x7e]|["%]')
-
-
-class WebhookError(Exception):
-    """A receiver refused a webhook or did not answer it; the retry policy decides."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +109,7 @@ def _percent_encoded(match: re.Match[str]) -> str:
 # --- signatures ----------------------------------------------------------------------------------
 
 Keys = tuple[bytes, ...]
+Headers = list[tuple[bytes, bytes]]
 
 
 def keys_of(secret: Any) -> Keys:
@@ -147,15 +144,31 @@ def secrets_of(secret: Any) -> Keys | dict[str, Keys] | None:
     return keys_of(secret)
 
 
-def signature_of(event_id: bytes, body: bytes, keys: Keys | None) -> dict[str, bytes]:
-    """Return the headers of Standard Webhooks: the time, and a signature for each key."""
-    moment = str(int(time.time())).encode()
-    headers = {"webhook-timestamp": moment}
-    if keys:
-        text = b"%b.%b.%b" % (event_id, moment, body)
-        each = (base64.b64encode(hmac.digest(key, text, hashlib.sha256)) for key in keys)
-        headers["webhook-signature"] = b" ".join(b"v1," + signature for signature in each)
-    return headers
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is sent for one message."""
+
+    target: Target
+    body: bytes
+    headers: Mapping[str, bytes]
+    keys: Keys | None
+
+    def signed(self) -> Headers:
+        """Return all headers; as Standard Webhooks say, with a signature for each key."""
+        moment = str(int(time.time())).encode()
+        found = {
+            **self.headers,
+            "host": self.target.url.netloc,
+            "user-agent": b"django-outbox",
+            "accept-encoding": b"identity",
+            "content-length": str(len(self.body)).encode(),
+            "webhook-timestamp": moment,
+        }
+        if self.keys:
+            text = b"%b.%b.%b" % (self.headers["webhook-id"], moment, self.body)
+            each = (base64.b64encode(hmac.digest(key, text, hashlib.sha256)) for key in self.keys)
+            found["webhook-signature"] = b" ".join(b"v1," + signature for signature in each)
+        return [(name.encode(), value) for name, value in found.items()]
 
 
 # --- answers -------------------------------------------------------------------------------------
@@ -171,8 +184,8 @@ def outcome_of(status: int, retry_after: float, text: str, origin: str) -> Outco
     if status == 429 and retry_after:
         return RetryAfter(retry_after, said)
     if 300 <= status < 400:
-        return WebhookError(f"{origin} answered {status}, a redirect, which is not followed.")
-    return WebhookError(said)
+        return Refused(f"{origin} answered {status}, a redirect, which is not followed.")
+    return Refused(said)
 
 
 def seconds_of(retry_after: bytes) -> float:

@@ -27,7 +27,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from ..exceptions import BrokerUnavailable, Unrecoverable
 from ..redaction import Redaction
-from .backend import Backend, Message, Outcome, Unconfirmed
+from .backend import Backend, Message, Outcome, Refused, Together, Unconfirmed
 from .kafka_options import UNKNOWN_AFTER, Quiet, configuration
 
 logger = logging.getLogger("django_outbox")
@@ -42,11 +42,6 @@ OF_BATCH: Final = {
     KafkaError.MSG_SIZE_TOO_LARGE,
     KafkaError.RECORD_LIST_TOO_LARGE,
     KafkaError.INVALID_RECORD,
-}
-HOPELESS: Final = {
-    KafkaError.MSG_SIZE_TOO_LARGE,
-    KafkaError.RECORD_LIST_TOO_LARGE,
-    KafkaError.TOPIC_EXCEPTION,
 }
 UNKNOWN: Final = {KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART}
 # The client remembers these of a topic and refuses further messages without asking the cluster.
@@ -67,10 +62,6 @@ UNCERTAIN: Final = PURGED | {
     KafkaError.CLUSTER_AUTHORIZATION_FAILED,
 }
 NOT_REPORTED: Final = KafkaError(KafkaError._TIMED_OUT)
-
-
-class Refused(Exception):
-    """The broker refused a message; another attempt may succeed."""
 
 
 class Kafka(Backend):
@@ -101,21 +92,25 @@ class Kafka(Backend):
         self._producer = Producer(options)
         self.check()
 
+    def prepare(self, message: Message) -> Message:
+        """Return a message whose topic may exist."""
+        if not TOPIC.fullmatch(message.to):
+            raise Unrecoverable(
+                f"{message.to[:300]!r} is not a name of a Kafka topic; expected 1 to 249 ASCII "
+                "letters, digits, '.', '_' or '-'. Change TO of the relay."
+            )
+        return message
+
     def publish(self, messages: Sequence[Message], deadline: float) -> list[Outcome]:
         """Send a batch; return when every message is reported, or purge the rest at the deadline.
 
-        The broker refuses a produce request as a whole, so messages that were refused for their
-        size are sent again in halves, until each was refused by itself.
+        The broker refuses a produce request as a whole.
         """
         began = monotonic()
         if self._gave_up:
             raise BrokerUnavailable(self._gave_up)
         self._forget_missing({each.to for each in messages}, deadline)
-        found = self._send(messages, deadline)
-        if all(report is None for report in found):
-            return found
-        self._send_in_halves(messages, found, deadline)
-        return self._outcomes(messages, found, began)
+        return self._outcomes(messages, self._send(messages, deadline), began)
 
     def check(self) -> None:
         """Fetch the cluster's metadata; ``BrokerUnavailable`` says why that failed."""
@@ -149,30 +144,12 @@ class Kafka(Backend):
             found[index] = error
 
         for index, message in enumerate(messages):
-            if not TOPIC.fullmatch(message.to):
-                found[index] = _invalid_topic(message.to)
-            elif error := self._enqueue(message, partial(report, index), deadline):
-                found[index] = _refused_by_client(error, message)
+            if error := self._enqueue(message, partial(report, index), deadline):
+                found[index] = error
         self._await_reports(found, deadline)
         return found[:]  # a report that comes later is of no use any more
 
-    def _send_in_halves(
-        self, messages: Sequence[Message], found: list[Any], deadline: float
-    ) -> None:
-        """Send what was refused together again, until each message was refused by itself."""
-        parts: list[Sequence[int]] = [range(len(messages))]
-        while parts:
-            part = parts.pop()
-            if len(part) < len(messages):
-                part_of = [messages[index] for index in part]
-                for index, report in zip(part, self._send(part_of, deadline), strict=True):
-                    found[index] = report
-            shared = [index for index in part if _code(found[index]) in OF_BATCH]
-            if len(shared) > 1:
-                half = len(shared) // 2
-                parts += [shared[:half], shared[half:]]
-
-    def _enqueue(self, message: Message, report: Any, deadline: float) -> Exception | None:
+    def _enqueue(self, message: Message, report: Any, deadline: float) -> Any:
         """Hand a message to the client, once its queue has room; return why that failed."""
         while True:
             try:
@@ -187,8 +164,8 @@ class Kafka(Backend):
                 if monotonic() < deadline:
                     self._flush(WAIT)
                     continue
-            except (KafkaException, UnicodeError) as error:
-                return error
+            except KafkaException as error:
+                return _refused_by_client(error.args[0], message)
             return None
 
     def _await_reports(self, found: Sequence[Any], deadline: float) -> None:
@@ -259,14 +236,19 @@ class Kafka(Backend):
             if away:
                 return BrokerUnavailable(away)
             return Unconfirmed(f"Kafka did not confirm the message for {topic!r}: {report.str()}")
-        if code in HOPELESS:
-            return Unrecoverable(f"Kafka refused the message for {topic!r}: {report.str()}")
+        text = f"Kafka refused the message for {topic!r}: {report.str()}"
+        if code in OF_BATCH:
+            return Together(
+                Refused(text) if code == KafkaError.INVALID_RECORD else Unrecoverable(text)
+            )
+        if code == KafkaError.TOPIC_EXCEPTION:
+            return Unrecoverable(text)
         if code in UNKNOWN:
             return Refused(
                 f"The topic {topic!r} does not exist, or this user may not see it; create it, or "
                 "grant the permission to describe it."
             )
-        return Refused(f"Kafka refused the message for {topic!r}: {report.str()}")
+        return Refused(text)
 
     def _away(self, began: float, otherwise: str) -> str:
         why = self._fault if self._faulty_at >= began else otherwise
@@ -296,19 +278,9 @@ def _code(report: Any) -> int | None:
     return report.code() if isinstance(report, KafkaError) else None
 
 
-def _invalid_topic(topic: str) -> Unrecoverable:
-    return Unrecoverable(
-        f"{topic[:300]!r} is not a name of a Kafka topic; expected 1 to 249 ASCII letters, digits, "
-        "'.', '_' or '-'. Change TO of the relay."
-    )
-
-
-def _refused_by_client(error: Exception, message: Message) -> Any:
-    """Return what stands for an error of ``produce``: an outcome, or a ``KafkaError``."""
-    if isinstance(error, UnicodeError):
-        return Unrecoverable(f"A header or key of the message is not text: {error}")
-    if error.args[0].code() != KafkaError.MSG_SIZE_TOO_LARGE:
-        return error.args[0]
+def _refused_by_client(error: KafkaError, message: Message) -> KafkaError | Unrecoverable:
+    if error.code() != KafkaError.MSG_SIZE_TOO_LARGE:
+        return error
     return Unrecoverable(
         f"The message for {message.to!r} has {len(message.body)} bytes, more than the client's "
         "message.max.bytes; raise it, and the topic's max.message.bytes."

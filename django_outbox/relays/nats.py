@@ -15,18 +15,18 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from itertools import count
 from time import monotonic
 from typing import Any, ClassVar, Final
 from urllib.parse import quote
 
-import nats.errors
+from nats.js import errors
 
 from ..exceptions import BrokerUnavailable, Unrecoverable
-from .backend import Backend, Message, Outcome, Unconfirmed
-from .event_loop import late
+from .backend import Backend, Message, Outcome, Refused, Unconfirmed, expect
 from .nats_connection import DEFAULT_SERVER, FAULTS, Connection
+from .session import late
 
 OPEN_TIMEOUT: Final = 8.0  # seconds for all servers
 SETTLE: Final = 0.5  # seconds for a cancelled task to end
@@ -45,22 +45,8 @@ UNAVAILABLE: Final = frozenset((*FULL, *LEADERLESS))
 TOO_LARGE: Final = 10054  # for the stream's max_msg_size
 
 
-class NoStream(Exception):
+class NoStream(Refused):
     """No stream takes messages of a subject."""
-
-
-class RefusedMessage(Exception):
-    """A stream refused a message."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pending:
-    """A message that waits for its acknowledgement."""
-
-    message: Message
-    headers: Mapping[str, str]
-    token: str  # the last part of the subject that its answer comes to
-    answer: asyncio.Future[Outcome]
 
 
 class JetStream(Backend):
@@ -85,64 +71,85 @@ class JetStream(Backend):
         the servers are leaf nodes of it.
         """
         super().__init__(timeout=timeout)
-        if stream is not None and (not isinstance(stream, str) or not SUBJECT.fullmatch(stream)):
-            raise ValueError(f"stream is {stream!r}; expected the name of a stream.")
-        if domain is not None and (not isinstance(domain, str) or not DOMAIN.fullmatch(domain)):
-            raise ValueError(f"domain is {domain!r}; expected the name of a JetStream domain.")
-        self._stream = stream
-        self._api = f"$JS.{domain}.API" if domain else "$JS.API"
+        for name, value, pattern in (("stream", stream, SUBJECT), ("domain", domain, DOMAIN)):
+            is_valid = value is None or (isinstance(value, str) and bool(pattern.fullmatch(value)))
+            expect(name, value, is_valid, f"the name of a JetStream {name}")
+        self._stream, self._domain = stream, domain
         self._connection = Connection(servers, client)
         self._connection.denied = self._denied
-        self._waiting: dict[str, Pending] = {}  # by token
-        self._sent = 0  # messages; the last token
+        self._tokens = map(str, count())  # the last parts of the subjects that answers come to
+        self._waiting: dict[str, tuple[str, asyncio.Future[Outcome]]] = {}  # subjects, by token
 
     async def open(self) -> None:
         """Connect, and listen for acknowledgements."""
         try:
             await asyncio.wait_for(self._connection.open(), OPEN_TIMEOUT)
-            self._inbox = self._connection.client.new_inbox()
-            await self._connection.client.subscribe(f"{self._inbox}.*", cb=self._acknowledged)
+            client = self._connection.client
+            self._inbox = client.new_inbox()
+            # The client's own publish_async never tells that a stream has refused a message.
+            await client.subscribe(f"{self._inbox}.*", cb=self._acknowledged)
         except FAULTS as error:
             raise BrokerUnavailable(self._reason(error)) from error
+        self._context = client.jetstream(domain=self._domain, timeout=ASK_TIMEOUT)
 
-    async def publish(self, messages: Sequence[Message], deadline: float) -> list[Outcome]:
+    def prepare(self, message: Message) -> tuple[Message, dict[str, str]]:
+        """Return a message and its headers; ``Unrecoverable`` says why it cannot be sent."""
+        if not SUBJECT.fullmatch(message.to) or message.to.startswith(RESERVED):
+            raise Unrecoverable(
+                f"{message.to!r} is not a subject to publish to; expected names joined by dots, "
+                "without blanks, '*' and '>', outside of $JS, $SYS and _INBOX."
+            )
+        if len(message.to.encode()) > MAX_SUBJECT:
+            raise Unrecoverable(f"The subject has more than {MAX_SUBJECT} bytes: {message.to!r}")
+        headers = self._headers(message)
+        size = len(message.body) + 12  # and the first and last line of the headers
+        for name, value in headers.items():
+            if not HEADER.fullmatch(name) or "\r" in value or "\n" in value:
+                raise Unrecoverable(
+                    f"The header {name!r} cannot be sent: a name has ASCII letters, digits and "
+                    "hyphens, a value no line breaks."
+                )
+            size += len(name) + len(value.encode()) + 4
+        if size > (most := self._connection.client.max_payload):
+            raise Unrecoverable(
+                f"The message has {size} bytes; {self._connection} takes {most} at most "
+                "(max_payload)."
+            )
+        return message, headers
+
+    async def publish(
+        self, messages: Sequence[tuple[Message, dict[str, str]]], deadline: float
+    ) -> list[Outcome]:
         """Send messages and wait until the streams have stored or refused each."""
         if self._connection.is_lost:
             raise BrokerUnavailable(self._lost())
-        outcomes: list[Outcome] = []
-        pending: dict[int, Pending] = {}  # by index of the message
-        for index, message in enumerate(messages):
-            headers = self._headers(message)
-            outcomes.append(self._fault(message, headers))
-            if outcomes[-1] is None:
-                pending[index] = self._expect(message, headers)
+        loop = asyncio.get_running_loop()
+        mine = {next(self._tokens): (each.to, loop.create_future()) for each, _ in messages}
+        self._waiting.update(mine)
+        answers = [answer for _, answer in mine.values()]
+        sending = asyncio.ensure_future(self._send(messages, mine))
         try:
-            await self._send_all([*pending.values()], deadline)
+            await late([sending, *answers], self._connection.lost, deadline - monotonic())
+            sending.cancel()
+            await asyncio.wait((sending,), timeout=SETTLE)
             silence = self._silence()
-            for index, each in pending.items():
-                outcomes[index] = each.answer.result() if each.answer.done() else silence
+            outcomes = [each.result() if each.done() else silence for each in answers]
         finally:
-            for each in pending.values():
-                del self._waiting[each.token]
-                each.answer.cancel()
+            for token in mine:
+                del self._waiting[token]
+            for each in answers:
+                each.cancel()
         await self._tell_apart(outcomes, deadline)
         return outcomes
 
     async def check(self) -> None:
         """Ask JetStream whether it is there, and for the stream if the settings name one."""
         if self._stream is not None:
-            answer = await self._ask(f"STREAM.INFO.{self._stream}")
-            if "error" in answer:
-                raise NoStream(
-                    f"{self._connection} has no stream {self._stream!r}, or does not show it: "
-                    f"{answer['error'].get('description')}"
-                )
+            await self._ask(self._context.stream_info(self._stream))
             return
-        await self._ask("INFO")
+        await self._ask(self._context.account_info())
         if self.to and "{" not in self.to:
-            answer = await self._ask("STREAM.NAMES", {"subject": self.to})
-            if answer and not answer.get("streams"):
-                raise NoStream(self._no_stream(self.to))
+            await self._ask(self._context.find_stream_name_by_subject(self.to))
 
     async def close(self) -> None:
         """Close the connection."""
@@ -150,56 +157,34 @@ class JetStream(Backend):
 
     # --- sending ---
 
-    def _expect(self, message: Message, headers: Mapping[str, str]) -> Pending:
-        self._sent += 1
-        pending = Pending(
-            message=message,
-            headers=headers,
-            token=str(self._sent),
-            answer=asyncio.get_running_loop().create_future(),
-        )
-        self._waiting[pending.token] = pending
-        return pending
-
-    async def _send_all(self, pending: Sequence[Pending], deadline: float) -> None:
-        """Send messages and wait for the answers; no longer than the connection lives."""
-        sending = asyncio.ensure_future(self._send(pending))
-        answers = [each.answer for each in pending]
-        await late([sending, *answers], self._connection.lost, deadline - monotonic())
-        sending.cancel()
-        await asyncio.wait((sending,), timeout=SETTLE)
-
-    async def _send(self, pending: Sequence[Pending]) -> None:
-        client = self._connection.client
-        for each in pending:
-            await client.publish(
-                each.message.to,
-                each.message.body,
-                reply=f"{self._inbox}.{each.token}",
-                headers=each.headers,
+    async def _send(
+        self, messages: Sequence[tuple[Message, dict[str, str]]], tokens: Iterable[str]
+    ) -> None:
+        for token, (message, headers) in zip(tokens, messages, strict=True):
+            await self._connection.client.publish(
+                message.to, message.body, reply=f"{self._inbox}.{token}", headers=headers
             )
 
     async def _acknowledged(self, answer: Any) -> None:
         """Settle the message that a stream, or the server for want of one, has answered."""
-        pending = self._waiting.get(answer.subject.rpartition(".")[2])
-        if pending is None or pending.answer.done():
+        subject, waiting = self._waiting.get(answer.subject.rpartition(".")[2], ("", None))
+        if waiting is None or waiting.done():
             return
         if not answer.data and (answer.headers or {}).get("Status") == "503":
-            pending.answer.set_result(NoStream(self._no_stream(pending.message.to)))
+            waiting.set_result(NoStream(self._no_stream(subject)))
             return
         try:
             error = json.loads(answer.data).get("error")
         except (ValueError, AttributeError):
             error = {"description": f"an answer that is not JetStream's: {answer.data[:80]!r}"}
-        pending.answer.set_result(None if error is None else self._refusal(error))
+        waiting.set_result(None if error is None else self._refusal(error))
 
     def _denied(self, text: str) -> None:
         """Settle the messages whose subject the user may not publish to: they get no answer."""
         if found := DENIED.search(text):
-            refused = RefusedMessage(f"{self._connection} refused the message: {text}")
-            for each in self._waiting.values():
-                if each.message.to.lower() == found[1].lower() and not each.answer.done():
-                    each.answer.set_result(refused)
+            for subject, waiting in self._waiting.values():
+                if subject.lower() == found[1].lower() and not waiting.done():
+                    waiting.set_result(Refused(f"{self._connection} refused the message: {text}"))
 
     def _headers(self, message: Message) -> dict[str, str]:
         headers = dict(message.headers)
@@ -216,29 +201,11 @@ class JetStream(Backend):
 
     # --- what became of it ---
 
-    def _fault(self, message: Message, headers: Mapping[str, str]) -> Outcome:
-        """Return why a message cannot be sent; None if it can."""
-        if not SUBJECT.fullmatch(message.to) or message.to.startswith(RESERVED):
-            return Unrecoverable(
-                f"{message.to!r} is not a subject to publish to; expected names joined by dots, "
-                "without blanks, '*' and '>', outside of $JS, $SYS and _INBOX."
-            )
-        if len(message.to.encode()) > MAX_SUBJECT:
-            return Unrecoverable(f"The subject has more than {MAX_SUBJECT} bytes: {message.to!r}")
-        size = len(message.body) + 12  # and the first and last line of the headers
-        for name, value in headers.items():
-            if not HEADER.fullmatch(name) or "\r" in value or "\n" in value:
-                return Unrecoverable(
-                    f"The header {name!r} cannot be sent: a name has ASCII letters, digits and "
-                    "hyphens, a value no line breaks."
-                )
-            size += len(name) + len(value.encode()) + 4
-        if size > self._connection.client.max_payload:
-            return Unrecoverable(
-                f"The message has {size} bytes; {self._connection} takes "
-                f"{self._connection.client.max_payload} at most (max_payload)."
-            )
-        return None
+    def _refusal(self, error: Mapping[str, Any]) -> Exception:
+        text = f"{self._connection} refused the message: {error.get('description')}"
+        if error.get("err_code") in UNAVAILABLE:
+            return BrokerUnavailable(text)
+        return Unrecoverable(text) if error.get("err_code") == TOO_LARGE else Refused(text)
 
     def _silence(self) -> Exception:
         """Return the outcome of messages that got no answer."""
@@ -246,43 +213,36 @@ class JetStream(Backend):
             return BrokerUnavailable(self._lost())
         return Unconfirmed(f"{self._connection} did not acknowledge the message in time")
 
-    def _refusal(self, error: dict[str, Any]) -> Exception:
-        text = f"{self._connection} refused the message: {error.get('description')}"
-        if error.get("err_code") in UNAVAILABLE:
-            return BrokerUnavailable(text)
-        return Unrecoverable(text) if error.get("err_code") == TOO_LARGE else RefusedMessage(text)
-
     async def _tell_apart(self, outcomes: list[Outcome], deadline: float) -> None:
         """Find out whether a stream is missing or JetStream is: a message's answer is the same."""
         homeless = [i for i, each in enumerate(outcomes) if isinstance(each, NoStream)]
         if not homeless or None in outcomes:
             return
         try:
-            await self._ask("INFO", timeout=max(deadline - monotonic(), 0.5))
+            await self._ask(self._context.account_info(), max(deadline - monotonic(), SETTLE))
         except BrokerUnavailable as error:
             for index in homeless:
                 outcomes[index] = error
 
-    async def _ask(self, what: str, question: Any = None, timeout: float = ASK_TIMEOUT) -> Any:
-        """Return JetStream's answer; {} if this user may not ask. Raises ``BrokerUnavailable``."""
+    async def _ask(self, question: Awaitable[Any], timeout: float = ASK_TIMEOUT) -> None:
+        """Ask JetStream; that this user may not ask is an answer, too."""
         self._connection.last_error = ""
-        data = b"" if question is None else json.dumps(question).encode()
-        asked = self._connection.client.request(
-            f"{self._api}.{what}", data, timeout=min(timeout, ASK_TIMEOUT)
-        )
         try:
-            return json.loads((await asked).data)
-        except nats.errors.NoRespondersError:
+            await asyncio.wait_for(question, timeout)
+        except errors.NotFoundError as error:
+            raise NoStream(self._no_stream(self.to)) from error
+        except errors.ServiceUnavailableError as error:
             raise BrokerUnavailable(
                 f"{self._connection} has no JetStream; enable it, or set the option domain if "
                 "another server has it"
-            ) from None
+            ) from error
         except FAULTS as error:
-            if DENIED.search(self._connection.last_error):
-                return {}
-            raise BrokerUnavailable(self._reason(error)) from error
+            if not DENIED.search(self._connection.last_error):
+                raise BrokerUnavailable(self._reason(error)) from error
 
     def _no_stream(self, subject: str) -> str:
+        if self._stream is not None:
+            return f"{self._connection} has no stream {self._stream!r}, or does not show it."
         return (
             f"No stream of {self._connection} takes the subject {subject!r}; add it to a stream's "
             "subjects."

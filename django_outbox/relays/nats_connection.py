@@ -1,7 +1,8 @@
 """A connection to NATS that does not reconnect by itself.
 
 A NATS server says first whether it has TLS. If it has none, the client goes on without, even to a
-``tls://`` URL, and sends the password. This connection does not.
+``tls://`` URL, and sends the password. This connection does not: it gives its credentials to the
+client as functions, which the client calls as it is about to send them.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ import random
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import nats.errors
 from nats.aio.client import Client
+
+from .backend import expect_known
 
 DEFAULT_SERVER: Final = "nats://localhost:4222"
 # What the relay decides: it opens a new connection itself, and reports errors.
@@ -25,9 +28,7 @@ DECIDED: Final = frozenset(
     "reconnect_time_wait".split()
 )
 TLS_OPTIONS: Final = ("tls", "tls_hostname", "tls_handshake_first")  # each asks for TLS
-# What the client sends first, the credentials included; not public, so a version without it is
-# refused here, at the import.
-CONNECT: Final = Client._connect_command
+CREDENTIALS: Final = ("user", "password", "token")
 KNOWN: Final = frozenset(inspect.signature(Client.connect).parameters) - DECIDED
 CLOSE_TIMEOUT: Final = 1.0  # seconds
 # What connect and publish raise while a server is away, or does not want this client.
@@ -39,20 +40,25 @@ class NoTLS(nats.errors.Error):  # type: ignore[misc]
 
 
 class _Client(Client):  # type: ignore[misc]
-    """The client, which sends nothing to a server without TLS if ``needs_tls``."""
+    """The client, which notes that it begins TLS."""
 
-    needs_tls = False
+    has_begun_tls = False
 
     @property
-    def writer(self) -> Any:
-        return getattr(self._transport, "_io_writer", None)
+    def ssl_context(self) -> Any:
+        """The context, for which the client asks to begin TLS with."""
+        self.has_begun_tls = True
+        return super().ssl_context
 
-    def _connect_command(self) -> bytes:
-        if self.needs_tls and (
-            self.writer is None or self.writer.get_extra_info("ssl_object") is None
-        ):
-            raise NoTLS("the server offers no TLS, so nothing was sent to it")
-        return bytes(CONNECT(self))
+    def withheld(self, secret: Any) -> Callable[[], str]:
+        """Return a function that returns a secret once TLS has begun; ``NoTLS`` before."""
+
+        def given() -> str:
+            if not self.has_begun_tls:
+                raise NoTLS("the server offers no TLS, so nothing was sent to it")
+            return str(secret() if callable(secret) else secret)
+
+        return given
 
 
 class Connection:
@@ -60,9 +66,7 @@ class Connection:
 
     def __init__(self, servers: Any, options: Mapping[str, Any]) -> None:
         """Take URLs and arguments of ``nats.connect``; ``TypeError`` for unknown ones."""
-        for name in options:
-            if name not in KNOWN:
-                raise TypeError(f"unknown option {name!r}; the client's are {sorted(KNOWN)}.")
+        expect_known(options, KNOWN)
         given = [servers] if isinstance(servers, str) else servers
         if not isinstance(given, (list, tuple)) or not all(isinstance(each, str) for each in given):
             raise TypeError('servers is not a URL such as "nats://host:4222", or a list of them.')
@@ -87,16 +91,16 @@ class Connection:
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         for index, server in enumerate(random.sample(self._servers, len(self._servers)), start=1):
             self.client = _Client()
-            self.client.needs_tls = self._needs_tls(server)
+            url, options = self._way(server)
             try:
                 await self.client.connect(
-                    server,
+                    url,
                     allow_reconnect=False,
                     max_reconnect_attempts=1,
                     reconnect_time_wait=0,
                     error_cb=self._note,
                     closed_cb=self._closed,
-                    **self._options,
+                    **options,
                 )
             except FAULTS:
                 await self.close()
@@ -110,16 +114,27 @@ class Connection:
             return False
         return server.startswith("tls://") or any(map(self._options.get, TLS_OPTIONS))
 
+    def _way(self, server: str) -> tuple[str, dict[str, Any]]:
+        """Return the URL and the options to connect with; credentials are withheld until TLS."""
+        options = dict(self._options)
+        if not self._needs_tls(server):
+            return server, options
+        url = _parts(server)
+        # The client asks for the token even if there is none, or another kind of credentials.
+        withheld: dict[str, Any] = {"token": (url.password is None and url.username) or ""}
+        if url.password is not None:
+            withheld |= {"user": url.username, "password": url.password}
+        withheld |= {name: options[name] for name in CREDENTIALS if options.get(name)}
+        options |= {name: self.client.withheld(each) for name, each in withheld.items()}
+        return url._replace(netloc=url.netloc.rpartition("@")[2]).geturl(), options
+
     async def close(self) -> None:
-        """Close the connection; abort it if the server does not take what is unsent."""
+        """Close the connection; if the server does not take what is unsent, the loop's end does."""
         if self.client is None:
             return
         # Not wait_for: the client swallows a cancellation while it flushes.
         closing = asyncio.ensure_future(self.client.close())
         await asyncio.wait((closing,), timeout=CLOSE_TIMEOUT)
-        if not closing.done() and (writer := self.client.writer) is not None:
-            writer.transport.abort()
-            await asyncio.wait((closing,), timeout=CLOSE_TIMEOUT)
         if closing.done():
             with suppress(Exception):  # it is of no use any more
                 closing.result()
@@ -136,10 +151,14 @@ class Connection:
             self.lost.set_result(None)
 
 
+def _parts(server: str) -> SplitResult:
+    return urlsplit(server if "://" in server else f"nats://{server}")
+
+
 def _shown(server: str) -> str:
     """Return a server's URL without credentials; "" if it is invalid."""
     try:
-        parts = urlsplit(server if "://" in server else f"nats://{server}")
+        parts = _parts(server)
         port = "" if parts.port is None else f":{parts.port}"
     except ValueError:
         return ""

@@ -19,14 +19,13 @@ from time import monotonic
 from typing import Any, ClassVar, Final
 from uuid import uuid4
 
-import aio_pika
 from aiormq import exceptions, spec
 from pamqp.exceptions import PAMQPException
 
 from ..exceptions import BrokerUnavailable, Unrecoverable
-from .backend import Backend, Message, Outcome, Unconfirmed
-from .event_loop import late
+from .backend import Backend, Message, Outcome, Refused, Together, Unconfirmed, expect
 from .rabbitmq_connection import Address, Connection
+from .session import late
 
 PERSISTENT: Final = 2  # the delivery mode
 EXCHANGE: Final = re.compile(r"[A-Za-z0-9\-_.:@#,/><]{0,127}")  # what the client accepts
@@ -39,12 +38,20 @@ PROBE_TIMEOUT: Final = 5.0  # seconds that the broker may take to answer a check
 BROKEN: Final = (exceptions.AMQPError, PAMQPException, OSError, RuntimeError)
 
 
-class UnroutableMessage(Exception):
-    """No queue takes a message: none is bound to the exchange for its routing key."""
-
-
-class RefusedMessage(Exception):
-    """The broker refused a message."""
+BLOCKED: Final = (
+    "{} has blocked the connection, as it does during a memory or disk alarm; see 'rabbitmqctl "
+    "list_alarms'"
+)
+# Why the broker takes no messages, by what the client raises; in an operator's words.
+LOGIN: Final = "{broker} refused the login of {user!r}: {text}"
+REASONS: Final = {
+    exceptions.AuthenticationError: LOGIN,
+    exceptions.ProbableAuthenticationError: LOGIN,
+    exceptions.ChannelNotFoundEntity: "{broker} has no exchange {exchange!r}; declare it: {text}",
+    exceptions.ChannelAccessRefused: "{broker} refused {user!r} a permission: {text}",
+    exceptions.ChannelPreconditionFailed: "The exchange {exchange!r} of {broker} is not a durable "
+    "topic exchange; set declare=False to use it as it is: {text}",
+}
 
 
 class RabbitMQ(Backend):
@@ -74,12 +81,9 @@ class RabbitMQ(Backend):
         the broker's default exchange, whose routing keys are names of queues.
         """
         super().__init__(timeout=timeout)
-        if not isinstance(declare, bool):
-            raise ValueError(f"declare is {declare!r}; expected True or False.")
-        if not isinstance(exchange, str) or not EXCHANGE.fullmatch(exchange):
-            raise ValueError(
-                f"exchange is {exchange!r}; expected up to 127 letters, digits and -_.:@#,/><"
-            )
+        is_valid = isinstance(exchange, str) and bool(EXCHANGE.fullmatch(exchange))
+        expect("exchange", exchange, is_valid, "up to 127 letters, digits and -_.:@#,/><")
+        expect("declare", declare, isinstance(declare, bool), "True or False")
         self._exchange, self._declare = exchange, declare
         self._address = Address(url, client)
         # A batch has a connection for itself. The broker closes the channel for one message, and
@@ -97,13 +101,44 @@ class RabbitMQ(Backend):
             raise BrokerUnavailable(self._reason(error)) from error
         self._free.append(connection)
 
+    def prepare(self, message: Message) -> Message:
+        """Return a message that the protocol can carry; ``Unrecoverable`` says why it cannot."""
+        texts = [(message.to, "routing key", SHORT), (message.event_type, "event type", SHORT)]
+        texts += [(name, "header name", NAME) for name in message.headers]
+        for text, what, most in texts:
+            if len(text.encode()) > most:
+                raise Unrecoverable(
+                    f"The {what} that begins {text[:40]!r} has {len(text.encode())} bytes; "
+                    f"RabbitMQ takes {most} at most."
+                )
+        size = sum(len(f"{name}{text}".encode()) + 6 for name, text in message.headers.items())
+        if 0 < self._frame_max < size + HEADER_ROOM:
+            raise Unrecoverable(
+                f"The headers have {size} bytes; {self._frame_max - HEADER_ROOM} fit into a frame "
+                f"of {self._address}."
+            )
+        return message
+
     async def publish(self, messages: Sequence[Message], deadline: float) -> list[Outcome]:
         """Send messages and wait until each is confirmed, returned or rejected."""
-        outcomes: list[Outcome] = [self._fault(each) for each in messages]
-        sent = [index for index, fault in enumerate(outcomes) if fault is None]
-        found = await self._send_apart([messages[index] for index in sent], deadline)
-        for index, outcome in zip(sent, found, strict=True):
-            outcomes[index] = outcome
+        try:
+            connection = await asyncio.wait_for(self._connection(), deadline - monotonic())
+        except (*BROKEN, asyncio.TimeoutError) as error:
+            return [BrokerUnavailable(self._reason(error))] * len(messages)
+        closed = asyncio.shield(connection.channel.closing)
+        tasks = [asyncio.ensure_future(self._publish(connection, each)) for each in messages]
+        waiting = await late(tasks, closed, deadline - monotonic())
+        is_lost = not connection.is_open
+        if waiting and not is_lost:
+            await connection.abort()
+        for each in (*waiting, closed):
+            each.cancel()
+        await asyncio.gather(*waiting, closed, return_exceptions=True)
+        outcomes = self._outcomes(tasks, self._silence(connection, is_lost))
+        if connection.is_open:
+            self._free.append(connection)
+        else:
+            await connection.close()
         return outcomes
 
     async def check(self) -> None:
@@ -129,49 +164,6 @@ class RabbitMQ(Backend):
 
     # --- sending ---
 
-    async def _send_apart(self, messages: Sequence[Message], deadline: float) -> list[Outcome]:
-        """Send messages; in halves, once the broker has closed the channel for one of them.
-
-        It does not say for which, and does not confirm those that it took before.
-        """
-        outcomes = await self._send(messages, deadline) if messages else []
-        lost = [
-            i for i, each in enumerate(outcomes) if isinstance(each, exceptions.AMQPChannelError)
-        ]
-        if len(lost) < 2:
-            for index in lost:
-                outcomes[index] = self._refusal(outcomes[index])
-            return outcomes
-        half = len(lost) // 2
-        for part in (lost[:half], lost[half:]):
-            found = await self._send_apart([messages[index] for index in part], deadline)
-            for index, outcome in zip(part, found, strict=True):
-                outcomes[index] = outcome
-        return outcomes
-
-    async def _send(self, messages: Sequence[Message], deadline: float) -> list[Outcome]:
-        """Send messages on one channel, and wait for what becomes of them until the deadline."""
-        try:
-            connection = await asyncio.wait_for(self._connection(), deadline - monotonic())
-        except (*BROKEN, asyncio.TimeoutError) as error:
-            return [BrokerUnavailable(self._reason(error))] * len(messages)
-        closed = asyncio.shield(connection.channel.closed())
-        underlay = await connection.channel.get_underlay_channel()
-        tasks = [asyncio.ensure_future(self._publish(underlay, each)) for each in messages]
-        waiting = await late(tasks, closed, deadline - monotonic())
-        is_lost = not connection.is_open
-        if waiting and not is_lost:
-            await connection.abort()
-        for each in (*waiting, closed):
-            each.cancel()
-        await asyncio.wait((*waiting, closed))
-        outcomes = self._outcomes(tasks, self._silence(connection, is_lost))
-        if connection.is_open:
-            self._free.append(connection)
-        else:
-            await connection.close()
-        return outcomes
-
     async def _connection(self) -> Connection:
         while self._free:
             connection = self._free.pop()
@@ -190,12 +182,12 @@ class RabbitMQ(Backend):
         await connection.open()
         self._frame_max = connection.frame_max
         if self._exchange:
-            await connection.channel.declare_exchange(
-                self._exchange, aio_pika.ExchangeType.TOPIC, durable=True, passive=not self._declare
+            await connection.channel.exchange_declare(
+                self._exchange, exchange_type="topic", durable=True, passive=not self._declare
             )
 
-    async def _publish(self, underlay: Any, message: Message) -> None:
-        await underlay.basic_publish(
+    async def _publish(self, connection: Connection, message: Message) -> None:
+        await connection.channel.basic_publish(
             message.body,
             exchange=self._exchange,
             routing_key=message.to,
@@ -213,120 +205,76 @@ class RabbitMQ(Backend):
 
     async def _probe(self, connection: Connection) -> None:
         await self._open(connection)
-        name = f"outbox-check-{uuid4()}"
-        underlay = await (await connection.new_channel()).get_underlay_channel()
+        name, another = f"outbox-check-{uuid4()}", await connection.new_channel()
         with suppress(exceptions.PublishError, exceptions.ChannelAccessRefused):  # both are answers
-            await underlay.basic_publish(b"", exchange="", routing_key=name, mandatory=True)
+            await another.basic_publish(b"", exchange="", routing_key=name, mandatory=True)
         if not self._exchange:
             return
         # The permission to write is needed for a binding, too; and one that is not there can be
         # removed. The broker looks at it first, and then at the other end, which is missing.
-        underlay = await connection.channel.get_underlay_channel()
         try:
-            await underlay.exchange_unbind(destination=self._exchange, source=name)
+            await connection.channel.exchange_unbind(destination=self._exchange, source=name)
         except exceptions.AMQPChannelError as error:
             if name not in str(error):
                 raise
 
     # --- what became of it ---
 
-    def _fault(self, message: Message) -> Outcome:
-        """Return why a message cannot be sent; None if it can."""
-        texts = [(message.to, "routing key", SHORT), (message.event_type, "event type", SHORT)]
-        texts += [(name, "header name", NAME) for name in message.headers]
-        for text, what, most in texts:
-            if len(text) * 4 > most and len(text.encode()) > most:
-                return Unrecoverable(
-                    f"The {what} that begins {text[:40]!r} has {len(text.encode())} bytes; "
-                    f"RabbitMQ takes {most} at most."
-                )
-        size = sum(
-            len(name.encode()) + len(text.encode()) + 6 for name, text in message.headers.items()
-        )
-        if 0 < self._frame_max < size + HEADER_ROOM:
-            return Unrecoverable(
-                f"The headers have {size} bytes; {self._frame_max - HEADER_ROOM} fit into a frame "
-                f"of {self._address}."
-            )
-        return None
-
     def _outcomes(
         self, tasks: Sequence[asyncio.Future[Any]], cancelled: Exception
     ) -> list[Outcome]:
         errors = [cancelled if each.cancelled() else each.exception() for each in tasks]
-        closing = next(
-            (each for each in errors if isinstance(each, exceptions.AMQPChannelError)), None
-        )
-        return [each if each is None else self._outcome(each, closing) for each in errors]
+        closing = (each for each in errors if isinstance(each, exceptions.AMQPChannelError))
+        closed = self._closed(next(closing, None))
+        return [each if each is None else self._outcome(each, closed) for each in errors]
 
-    def _outcome(
-        self, error: BaseException, closing: exceptions.AMQPChannelError | None
-    ) -> Outcome:
-        """Return the outcome of a message; ``closing`` is why its channel was closed."""
+    def _closed(self, error: exceptions.AMQPChannelError | None) -> Outcome:
+        """Return the outcome of messages that had no answer when the broker closed the channel."""
+        text = f"{self._address} refused the message: {error}"
+        if isinstance(error, exceptions.ChannelNotFoundEntity) or (
+            # Otherwise that is about one routing key.
+            isinstance(error, exceptions.ChannelAccessRefused) and "access to topic '" not in text
+        ):
+            return BrokerUnavailable(self._reason(error))
+        is_large = isinstance(error, exceptions.ChannelPreconditionFailed)
+        is_large = is_large and "message size" in text
+        return error and Together(Unrecoverable(text) if is_large else Refused(text))
+
+    def _outcome(self, error: BaseException, closed: Outcome) -> Outcome:
+        """Return the outcome of a message; ``closed`` is it, if its channel was closed."""
         if isinstance(error, exceptions.PublishError):
             frame = error.frame
-            return UnroutableMessage(
+            return Refused(
                 f"unroutable: no queue is bound to the exchange {frame.exchange!r} of "
                 f"{self._address} for the key {frame.routing_key!r} ({frame.reply_text}); bind one."
             )
         if isinstance(error, exceptions.DeliveryError):
-            return RefusedMessage(
+            return Refused(
                 f"{self._address} rejected the message: a queue that takes it is full, or could "
                 "not store it."
             )
         if isinstance(error, (ValueError, TypeError)):
             return Unrecoverable(f"The message cannot be encoded: {error}")
-        if closing is not None:
-            return BrokerUnavailable(self._reason(closing)) if _is_of_all(closing) else closing
         known = isinstance(error, (Unconfirmed, BrokerUnavailable))
-        return error if known else BrokerUnavailable(self._reason(error))
-
-    def _refusal(self, error: Any) -> Outcome:
-        text = f"{self._address} refused the message: {error}"
-        is_large = isinstance(
-            error, exceptions.ChannelPreconditionFailed
-        ) and "message size" in str(error)
-        return Unrecoverable(text) if is_large else RefusedMessage(text)
+        return closed or (error if known else BrokerUnavailable(self._reason(error)))
 
     def _silence(self, connection: Connection, is_lost: bool) -> Exception:
         """Return the outcome of messages that got no answer."""
         if is_lost:
             return BrokerUnavailable(f"The connection to {self._address} broke")
         if connection.was_blocked:
-            return BrokerUnavailable(self._blocked())
+            return BrokerUnavailable(BLOCKED.format(self._address))
         return Unconfirmed(f"{self._address} did not confirm the message in time")
-
-    def _blocked(self) -> str:
-        return (
-            f"{self._address} has blocked the connection, as it does during a memory or disk "
-            "alarm; see 'rabbitmqctl list_alarms'"
-        )
 
     def _reason(self, error: BaseException, connection: Connection | None = None) -> str:
         """Return in an operator's words why the broker takes no messages."""
-        text, broker = str(error) or type(error).__name__, self._address
-        user = broker.url.user
         if isinstance(error, asyncio.TimeoutError):
             is_blocked = connection is not None and connection.was_blocked
-            return self._blocked() if is_blocked else f"{broker} did not answer in time"
-        if isinstance(
-            error, (exceptions.AuthenticationError, exceptions.ProbableAuthenticationError)
-        ):
-            return f"{broker} refused the login of {user!r}: {text}"
-        if isinstance(error, exceptions.ChannelNotFoundEntity):
-            return f"{broker} has no exchange {self._exchange!r}; declare it there: {text}"
-        if isinstance(error, exceptions.ChannelAccessRefused):
-            return f"{broker} refused {user!r} a permission: {text}"
-        if isinstance(error, exceptions.ChannelPreconditionFailed):
-            return (
-                f"The exchange {self._exchange!r} of {broker} is not a durable topic exchange; set "
-                f"declare=False to use it as it is: {text}"
-            )
-        return f"{broker} cannot be reached: {text}"
-
-
-def _is_of_all(error: exceptions.AMQPChannelError) -> bool:
-    """Return whether the broker would close the channel for any message to this exchange."""
-    if isinstance(error, exceptions.ChannelAccessRefused):
-        return "access to topic '" not in str(error)  # that is about one routing key
-    return isinstance(error, exceptions.ChannelNotFoundEntity)
+            return (BLOCKED if is_blocked else "{} did not answer in time").format(self._address)
+        kinds = (text for kind, text in REASONS.items() if isinstance(error, kind))
+        return next(kinds, "{broker} cannot be reached: {text}").format(
+            broker=self._address,
+            user=self._address.url.user,
+            exchange=self._exchange,
+            text=str(error) or type(error).__name__,
+        )

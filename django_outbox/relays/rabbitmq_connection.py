@@ -8,21 +8,21 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final
 
-import aio_pika
 import aiormq
 from aio_pika.connection import make_url
 from aiormq.connection import TCPTransportFactory, TLSTransportFactory
 from aiormq.exceptions import AMQPError
 from pamqp.exceptions import PAMQPException
 
-from .event_loop import THREAD_NAME
+from .backend import expect_known
+from .session import THREAD_NAME
 
 DEFAULT_URL: Final = "amqp://guest:guest@localhost:5672/"
 # Arguments of aio_pika.connect that say where to connect to, instead of a URL; and how.
 PLACE: Final = ("host", "port", "login", "password", "virtualhost", "ssl", "ssl_options")
 MANNER: Final = ("ssl_context", "client_properties")
 CLOSE_TIMEOUT: Final = 1.0  # seconds for the closing handshake
-CLIENTS: Final = ("aiormq.connection", "aiormq.channel", "aio_pika.connection", "aio_pika.channel")
+CLIENTS: Final = ("aiormq.connection", "aiormq.channel")
 FAILED_SEND: Final = "socket.send() raised exception."  # the client writes on for a moment
 BLOCKED_WITHIN: Final = 0.05  # seconds; a connection that is not ready by then is blocked
 
@@ -32,9 +32,7 @@ class Address:
 
     def __init__(self, url: str | None, options: Mapping[str, Any]) -> None:
         """Take a URL, or arguments of ``aio_pika.connect``; ``TypeError`` for unknown ones."""
-        for name in options:
-            if name not in (*PLACE, *MANNER):
-                raise TypeError(f"unknown option {name!r}; the client's are {PLACE + MANNER}.")
+        expect_known(options, (*PLACE, *MANNER))
         place = {name: value for name, value in options.items() if name in PLACE}
         if url is not None and place:
             raise TypeError(f"url and {[*place]} both say where to connect to; give one of them.")
@@ -42,7 +40,7 @@ class Address:
         if self.url.scheme not in ("amqp", "amqps") or not self.url.host:
             raise ValueError('url is not an AMQP URL; expected "amqp://user:password@host:5672/".')
         self.ssl_context = options.get("ssl_context")
-        self.client_properties = options.get("client_properties")
+        self.client_properties = options.get("client_properties") or {}
 
     def __str__(self) -> str:
         shown = self.url.with_user(None).with_query(None)
@@ -50,7 +48,7 @@ class Address:
 
 
 class Connection:
-    """One connection of the client aio-pika with a channel that confirms."""
+    """One connection of the client aiormq with a channel that confirms."""
 
     def __init__(self, address: Address) -> None:
         self._address = address
@@ -66,26 +64,27 @@ class Connection:
     @property
     def frame_max(self) -> int:
         """Bytes; 0 means no limit."""
-        return int(self._client.transport.connection.connection_tune.frame_max)
+        return int(self._client.connection_tune.frame_max)
 
     async def open(self) -> None:
         for name in (*CLIENTS, "asyncio"):
             logging.getLogger(name).addFilter(_OF_OTHERS)  # once: a filter is not added twice
-        address = self._address
-        self._client = aio_pika.Connection(address.url, ssl_context=address.ssl_context)
-        self._client.kwargs["transport_factory"] = self._transports
-        self._client.kwargs["client_properties"] = address.client_properties
-        await self._client.connect()
+        self._client = aiormq.Connection(
+            self._address.url, context=self._address.ssl_context, transport_factory=self._transports
+        )
+        await self._client.connect(self._address.client_properties)
         self.channel = await self.new_channel()
 
     async def new_channel(self) -> Any:
-        channel = self._client.channel(publisher_confirms=True, on_return_raises=True)
-        await channel.initialize()
-        return channel
+        return await self._client.channel(publisher_confirms=True, on_return_raises=True)
 
     async def abort(self) -> None:
         """End the connection without its closing handshake."""
-        self.was_blocked = await self._is_blocked()
+        if self.is_open:
+            try:
+                await asyncio.wait_for(self._client.ready(), BLOCKED_WITHIN)
+            except asyncio.TimeoutError:
+                self.was_blocked = True  # the broker has said that it takes no messages for now
         self._transports.abort()
 
     async def close(self) -> None:
@@ -96,16 +95,6 @@ class Connection:
                     await asyncio.wait_for(self._client.close(), CLOSE_TIMEOUT)
         finally:
             self._transports.abort()
-
-    async def _is_blocked(self) -> bool:
-        """Return whether the broker has said that it takes no messages for now."""
-        if self._client is None or self._client.transport is None:
-            return False
-        try:
-            await asyncio.wait_for(self._client.transport.ready(), BLOCKED_WITHIN)
-        except asyncio.TimeoutError:
-            return True
-        return False
 
 
 class _Transports(aiormq.TransportFactory):  # type: ignore[misc]

@@ -22,8 +22,8 @@ from redis import Redis, exceptions
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from ..exceptions import BrokerUnavailable, Unrecoverable
-from .backend import Backend, Message, Outcome, Unconfirmed
+from ..exceptions import BrokerUnavailable
+from .backend import Backend, Message, Outcome, Refused, Unconfirmed, expect
 
 CONNECT: Final = 5.0  # seconds for a connection's handshake
 STRUCTURED: Final = "application/cloudevents+"
@@ -39,10 +39,6 @@ OF_SERVER: Final = (
 CODES_OF_SERVER: Final = ("NOREPLICAS", "MISCONF", "BUSY")
 
 
-class Refused(Exception):
-    """The server refused a message; another attempt may succeed."""
-
-
 class Stream(Backend):
     """Appends each batch by pipelined XADDs, without MULTI, and reads all replies.
 
@@ -54,8 +50,8 @@ class Stream(Backend):
         self, *, url: str, maxlen: int | None = None, timeout: Any = 10.0, **options: Any
     ) -> None:
         super().__init__(timeout=timeout)
-        if maxlen is not None and (type(maxlen) is not int or maxlen < 1):
-            raise ValueError(f"maxlen is {maxlen!r}; expected a number of entries, or None.")
+        is_valid = maxlen is None or (type(maxlen) is int and maxlen > 0)
+        expect("maxlen", maxlen, is_valid, "a number of entries, or None")
         for name in OURS:
             if name in options:
                 raise ValueError(f"{name} cannot be set: the relay retries by itself.")
@@ -92,14 +88,11 @@ class Stream(Backend):
 
     def publish(self, messages: Sequence[Message], deadline: float) -> list[Outcome]:
         """Send an XADD for each message at once, and read the replies."""
-        outcomes: list[Outcome] = [_fault(each) for each in messages]
-        sent = [index for index, fault in enumerate(outcomes) if fault is None]
         pipeline = self._client.pipeline(transaction=False)
-        for index in sent:
-            pipeline.xadd(messages[index].to, _fields(messages[index]), maxlen=self._maxlen)
-        for index, reply in zip(sent, self._replies(pipeline, len(sent)), strict=True):
-            outcomes[index] = self._outcome(messages[index], reply)
-        return outcomes
+        for each in messages:
+            pipeline.xadd(each.to, _fields(each), maxlen=self._maxlen)
+        replies = self._replies(pipeline, len(messages))
+        return [self._outcome(*each) for each in zip(messages, replies, strict=True)]
 
     def check(self) -> None:
         """Ask whether the server takes writes: its role, and an XADD that adds nothing."""
@@ -135,7 +128,7 @@ class Stream(Backend):
     def _replies(self, commands: Any, count: int) -> list[Any]:
         """Return the reply to each command, or the error that stands for it."""
         try:
-            return [*commands.execute(raise_on_error=False)] if count else []
+            return [*commands.execute(raise_on_error=False)]
         except exceptions.TimeoutError:
             lost: Exception = Unconfirmed(f"{self._name} did not answer before the deadline.")
         except (exceptions.RedisError, OSError) as error:
@@ -161,16 +154,6 @@ def _fields(message: Message) -> dict[Any, Any]:
     fields.pop("payload", None)  # a header of that name does not hide the payload
     fields["payload"] = message.body
     return fields
-
-
-def _fault(message: Message) -> Outcome:
-    """Return why a message cannot be sent; None if it can."""
-    try:
-        for each in (message.to, *message.headers, *message.headers.values()):
-            each.encode()
-    except UnicodeError as error:
-        return Unrecoverable(f"A header of the message is not text: {error}")
-    return None
 
 
 def _is_of_server(reply: Any) -> bool:

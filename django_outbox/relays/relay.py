@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import logging
-import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from math import inf
 from time import monotonic
-from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 
@@ -25,13 +21,10 @@ from ..relay_settings import RelaySettings
 from ..signals import announce, relay_published
 from .backend import Backend, Message, Outcome, Unconfirmed
 from .envelope import Envelope
-from .event_loop import EventLoopThread
+from .session import OPEN_TIMEOUT, Session
 
 logger = logging.getLogger("django_outbox")
 
-OVERTIME = 1.0  # seconds that an async ``publish`` gets beyond its deadline before it is cancelled
-OPEN_TIMEOUT = 10.0  # seconds; an async ``open`` or ``check`` that takes longer is cancelled
-CLOSE_TIMEOUT = 5.0  # seconds
 LOG_INTERVAL = 60.0  # seconds between two lines with the same reason
 MAX_REASONS = 1000  # that are remembered for that
 REASON_LENGTH = 200  # characters in the log
@@ -215,94 +208,6 @@ class Relay:
                 self._session = session
             session.enter()
             return session
-
-
-class Session:
-    """An open backend and the calls that use it; closed when it is retired and the last has left.
-
-    A context manager for one call; a ``BrokerUnavailable`` that passes through makes it ``failed``,
-    so that the next call opens another.
-    """
-
-    def __init__(self, backend: Backend) -> None:
-        self.backend, self._pid, self.failed = backend, os.getpid(), False
-        self._lock = threading.Lock()
-        self._calls, self._is_retired, self._is_closed = 0, False, False
-        methods = backend.open, backend.publish, backend.check, backend.close
-        is_async = any(map(inspect.iscoroutinefunction, methods))
-        self._loop = EventLoopThread() if is_async else None
-
-    def open(self) -> None:
-        """Open the backend; ``BrokerUnavailable`` if that fails."""
-        try:
-            self.run(self.backend.open, timeout=OPEN_TIMEOUT)
-        except BaseException:
-            self.retire()
-            raise
-
-    @property
-    def is_ours(self) -> bool:
-        """Return whether this process opened it. A forked one neither uses nor closes it."""
-        return self._pid == os.getpid()
-
-    def enter(self) -> None:
-        with self._lock:
-            self._calls += 1
-
-    def __enter__(self) -> Session:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, BrokerUnavailable):
-            self.failed = True
-        with self._lock:
-            self._calls -= 1
-        self._close_if_unused()
-
-    def publish(self, messages: Sequence[Message], deadline: float) -> list[Outcome]:
-        """Have the backend publish; check that it returned an outcome for each message."""
-        timeout = deadline - monotonic() + OVERTIME
-        found = self.run(self.backend.publish, messages, deadline, timeout=timeout)
-        outcomes = [None] * len(messages) if found is None else [*found]
-        if outcomes and all(isinstance(each, BrokerUnavailable) for each in outcomes):
-            raise BrokerUnavailable(str(outcomes[0]))
-        if len(outcomes) == len(messages):
-            return outcomes
-        error = TypeError(
-            f"{type(self.backend).__qualname__}.publish returned {len(outcomes)} outcomes for "
-            f"{len(messages)} messages; expected one for each."
-        )
-        return [error] * len(messages)  # not raised: smaller batches would send them again
-
-    def run(self, method: Any, *args: Any, timeout: float) -> Any:
-        """Call a method of the backend; await it on the loop, if it is ``async def``."""
-        if not inspect.iscoroutinefunction(method):
-            return method(*args)
-        assert self._loop is not None
-        try:
-            return self._loop.run(method(*args), timeout)
-        except asyncio.TimeoutError:
-            raise BrokerUnavailable(
-                f"{type(self.backend).__qualname__}.{method.__name__} took longer than "
-                f"{timeout:.0f} s"
-            ) from None
-
-    def retire(self) -> None:
-        """Close the backend, once no call uses it."""
-        self._is_retired = True
-        self._close_if_unused()
-
-    def _close_if_unused(self) -> None:
-        with self._lock:
-            if self._calls or not self._is_retired or self._is_closed:
-                return
-            self._is_closed = True
-        try:
-            self.run(self.backend.close, timeout=CLOSE_TIMEOUT)
-        except Exception as error:  # noqa: BLE001 - it is of no use any more
-            logger.debug("relay connection not closed cleanly error=%s", type(error).__name__)
-        if self._loop is not None:
-            self._loop.stop()
 
 
 def heard(answers: Sequence[Outcome]) -> list[Outcome]:
