@@ -174,8 +174,8 @@ SURVIVORS = (
         edits=[
             (
                 "worker/claimer.py",
-                "self._wakeup.poll_wanted = True  # the offers are gone",
-                "self._wakeup.poll_wanted = False  # the offers are gone",
+                "self._wakeup.want_poll()  # the offers are gone",
+                "pass  # the offers are gone",
             )
         ],
         test="tests/unit/test_hot_claims.py::test_a_poll_follows_a_claim_of_offers_that_failed",
@@ -196,8 +196,8 @@ SURVIVORS = (
         edits=[
             (
                 "worker/claimer.py",
-                "self._wakeup.poll_wanted = True  # perhaps no other worker runs",
-                "self._wakeup.poll_wanted = False  # perhaps no other worker runs",
+                "self._wakeup.want_poll()  # perhaps no other worker runs",
+                "pass  # perhaps no other worker runs",
             )
         ],
         test="tests/unit/test_hot_claims.py::test_a_poll_follows_offers_for_which_no_thread_was_free",
@@ -208,7 +208,7 @@ SURVIVORS = (
             (
                 "worker/breaker.py",
                 "        if decision is LOST:\n            return\n",
-                "        if decision is LOST and self._probe:\n            return\n",
+                "        if decision is LOST and self._trial:\n            return\n",
             )
         ],
         test="tests/unit/test_breaker.py"
@@ -220,7 +220,7 @@ SURVIVORS = (
             (
                 "worker/breaker.py",
                 "        if decision is LOST:\n            return\n",
-                "        if decision is LOST and not self._probe:\n            return\n",
+                "        if decision is LOST and not self._trial:\n            return\n",
             )
         ],
         test="tests/unit/test_breaker.py::test_only_a_success_of_the_probe_closes_it",
@@ -332,9 +332,9 @@ SURVIVORS = (
         name="a refused message that counts for the breaker of its relay",
         edits=[
             (
-                "worker/broker_breaker.py",
-                "return bool(decision.unavailable)",
-                "return decision.outcome != 'done'",
+                "worker/breaker.py",
+                "decision.unavailable or (decision.spent and self._check is None)",
+                "decision.outcome != 'done'",
             )
         ],
         test="tests/test_relay_core.py"
@@ -344,9 +344,9 @@ SURVIVORS = (
         name="a check that is believed though the broker takes messages",
         edits=[
             (
-                "worker/broker_breaker.py",
-                "self._is_doubtful = isinstance(error, CheckFailed)",
-                "self._is_doubtful = False",
+                "worker/breaker.py",
+                "trial.is_doubtful = isinstance(error, CheckFailed)",
+                "trial.is_doubtful = False",
             )
         ],
         test="tests/test_relay_core.py"

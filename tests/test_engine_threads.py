@@ -23,6 +23,7 @@ from django_outbox.listeners import registry
 from django_outbox.listeners.outcomes import Decision, Status
 from django_outbox.models import OutboxEvent
 from django_outbox.worker import gate as gates
+from django_outbox.worker.effects import perform
 from django_outbox.worker.throttle import Throttle
 from tests.surroundings import gated
 from tests.table import PLACED, in_thread, insert, listening, now, statuses, steal, write
@@ -108,9 +109,10 @@ def test_338_poll_and_probe_are_jittered_within_bounds(
     claimer, default = worker._claimer, worker._gates.by_queue["default"]
     for _ in range(60):
         claimer._scan_at = 0.0
-        claimer._wakeup.poll_wanted = True
+        claimer._wakeup.poll()
         started = time.monotonic()
-        claimer.step()
+        while perform(connection, claimer.step()) == 0:
+            pass
         probes.append(default.poll_at - started)
         polls.append(claimer._scan_at - started)
     for pauses, interval in ((probes, 100), (polls, 1000)):

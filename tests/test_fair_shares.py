@@ -62,9 +62,9 @@ def gate_of(settings: Settings, held: Held) -> QueueGate:
     return QueueGate(
         settings.queues["default"],
         settings=settings,
+        alias="default",
         most_bytes=settings.PREFETCH_BYTES,
         held=held,
-        breaker=None,
         known_pauses=KnownPauses(),
         wakeup=Wakeup(),
     )

@@ -17,6 +17,7 @@ from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent, OutboxPause, OutboxStream
 from django_outbox.models.pause_queryset import Resumed
 from django_outbox.queue_settings import parked_by
+from django_outbox.worker.effects import perform
 from django_outbox.worker.pauses import KnownPauses
 from tests.plans import sent
 from tests.table import insert, keyed, listening, now, row, stream, write
@@ -171,10 +172,10 @@ def test_a_pause_of_a_renamed_listener_holds_its_rows_of_before_and_after(
 
 def test_without_a_pause_nothing_but_its_table_is_asked() -> None:
     looking = KnownPauses()
-    asked = sent(lambda: looking.refresh(connection))
+    asked = sent(lambda: perform(connection, looking.refresh()))
     assert len(asked) == 1
     assert "outbox_pause" in asked[0]
-    assert sent(lambda: looking.refresh(connection)) == []  # just read
+    assert sent(lambda: perform(connection, looking.refresh())) == []  # just read
 
 
 # -- a resume while a worker parks -------------------------------------------------------------

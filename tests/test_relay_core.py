@@ -17,7 +17,7 @@ from django_outbox.models import OutboxEvent, OutboxPause
 from django_outbox.relays import BrokerUnavailable, Unconfirmed
 from django_outbox.relays.registration import relays
 from django_outbox.signals import breaker_opened, relay_published
-from django_outbox.worker import broker_breaker
+from django_outbox.worker import breaker as worker_breaker
 from tests.relay_backend import BROKER, Awaited
 from tests.waiting import wait_until
 
@@ -307,7 +307,7 @@ def test_a_connection_that_failed_is_closed_and_another_opened() -> None:
 def test_a_broker_that_answers_but_takes_nothing_is_logged_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(broker_breaker, "CHECK_INTERVAL", 0.05)
+    monkeypatch.setattr(worker_breaker, "CHECK_INTERVAL", 0.05)
     BROKER.answer = BrokerUnavailable("full")
     event_id = write()
     with caplog.at_level(logging.INFO, "django_outbox"), outbox.Worker():
@@ -356,8 +356,8 @@ def test_a_refusal_is_the_messages_own_and_what_is_behind_it_goes_at_once(
 
 @pytest.fixture
 def hasty_checks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(broker_breaker, "CHECK_INTERVAL", 0.05)
-    monkeypatch.setattr(broker_breaker, "PROBE_PAUSE", 600.0)
+    monkeypatch.setattr(worker_breaker, "CHECK_INTERVAL", 0.05)
+    monkeypatch.setattr(worker_breaker, "PROBE_PAUSE", 600.0)
 
 
 CHECK_ERRORS = [BrokerUnavailable("has no JetStream"), PermissionError("may not ask")]

@@ -12,9 +12,8 @@ import django_outbox as outbox
 from django_outbox import clocks, doorbell
 from django_outbox.models import OutboxLease
 from django_outbox.sql.values import Found
-from django_outbox.worker import throttle, watermark
-from django_outbox.worker.throttle import FULL_SCAN_FACTOR, LONGEST_PAUSE, Throttle
-from django_outbox.worker.watermark import LATE_COMMIT_MARGIN, Watermark
+from django_outbox.worker import throttle
+from django_outbox.worker.throttle import LATE_COMMIT_MARGIN, Throttle, Watermark
 from tests.table import insert, keyed, listening, purging, rest_of, statuses, write
 from tests.waiting import wait_until
 
@@ -36,7 +35,6 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Replace the clock that watermarks and throttles use."""
     found = Clock()
-    monkeypatch.setattr(watermark, "monotonic", found.monotonic)
     monkeypatch.setattr(throttle, "monotonic", found.monotonic)
     monkeypatch.setattr(throttle.random, "uniform", lambda low, high: 1.0)
     return found
@@ -61,7 +59,7 @@ def pause_for(seconds: float) -> Callable[[Throttle, float], None]:
 
 def test_a_claim_begins_where_the_one_before_it_ended(clock: Clock) -> None:
     it = Watermark(margin=3)
-    it.set(clock.now, 70)
+    claim(clock, it, Found(more=True, waited=70), took=0)
     assert claim(clock, it, ALL) == 70 + LATE_COMMIT_MARGIN + 3
     clock.now += 2
     assert claim(clock, it, ALL) == 0.5 + 2 + LATE_COMMIT_MARGIN + 3
@@ -78,16 +76,15 @@ def test_what_was_skipped_is_above_the_watermark(clock: Clock) -> None:
     it = Watermark()
     claim(clock, it, ALL)
     clock.now += 5
-    assert it.begin_claim(scan=False) == 5.5 + LATE_COMMIT_MARGIN
-    it.end_claim(ALL, skipped=True)
+    assert it.begin_claim(scan=False) == 5.5 + LATE_COMMIT_MARGIN  # and is not counted
     clock.now += 1
     assert it.begin_claim(scan=False) == 6.5 + LATE_COMMIT_MARGIN
 
 
 def test_a_pause_is_a_multiple_of_the_work_but_bounded(clock: Clock) -> None:
     it = Throttle()
-    short = FULL_SCAN_FACTOR * 0.005
-    expected = [0, short, short, LONGEST_PAUSE, FULL_SCAN_FACTOR * 0.1]  # the shorter of the two
+    short = throttle.FULL_SCAN_FACTOR * 0.005
+    expected = [0, short, short, throttle.LONGEST_PAUSE, 20 * short]  # the shorter of the two
     for took, pause in zip((0.1, 0.005, 1000.0, 1000.0, 0.1), expected, strict=True):
         started, clock.now = clock.now, clock.now + took
         it.after(started)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
@@ -20,14 +19,13 @@ from ..signals import announce, events_claimed
 from ..sql import dialect_of
 from ..sql.values import EVENTS, STREAMS, Branch, Claim, Claimed, RescueState, Row, Table, Unclaimed
 from .coalescing import coalesce_and_complete
-from .effects import Steps
+from .effects import Steps, Wait
 from .gate import Gate
 from .queues import Decisions
 from .releases import Releases
 from .rescues import report_rescues
 from .runs import Threads
 from .stream_reads import MAX_EVENTS, StreamReads
-from .watermark import Watermark
 
 SMALL_CLAIM = 50  # events; a claim of fewer is a small one
 # An event that is passed on to another queue is due so much later than at first, which shows that
@@ -52,10 +50,9 @@ class Claims:
         """``at`` is used instead of the database's now, by ``drain()``."""
         self._settings, self.reads, self._pools = settings, reads, pools
         self._alias, self._me = releases.alias, releases.me
-        self._held, self._runs = releases.held, releases.runs
+        self._held, self._runs, self._releases = releases.held, releases.runs, releases
         self._decisions, self._gates, self._at = decisions, gates, at
         self._several = len(settings.queues) > 1  # otherwise, all events belong to default
-        self._watermarks: dict[str, Watermark] = {}  # of streams, by queue
         self._events_per_stream = 2  # events that a stream is expected to bring
 
     def of(
@@ -65,6 +62,7 @@ class Claims:
         table: Table = EVENTS,
         exclude: Sequence[str] = (),
         state: RescueState = RescueState.ORDINARY,
+        skip_recent: float = 0.0,
     ) -> Claim:
         """Return a claim of what is due in a table."""
         return Claim(
@@ -75,6 +73,7 @@ class Claims:
             at=self._at,
             exclude=exclude,
             state=state,
+            skip_recent=skip_recent,
         )
 
     # -- rows ------------------------------------------------------------------------------------
@@ -119,7 +118,7 @@ class Claims:
         yield from self._report(new, "cold" if hot is None else "hot")
         self._pools.put([each for each in new if not self._ends(each)])
         if len(new) < SMALL_CLAIM:
-            time.sleep(0)  # let the threads that wait for them run first
+            yield Wait(0)  # let the threads that wait for them run first
         return found
 
     def _report(self, new: list[Lease], source: str) -> Steps[None]:
@@ -227,6 +226,12 @@ class Claims:
                 due = max(due, lease.now)
         return Unclaimed(lease.id, lease.locked_at, due, lease.queue)
 
+    def give_back(self, gate: Gate, runs: Sequence[Run]) -> Steps[None]:
+        """Release what waits for a thread of a queue, for other workers."""
+        if runs:
+            rows, _ = yield from self._releases.give_back(runs)
+            gate.released(rows, monotonic())
+
     # -- streams ---------------------------------------------------------------------------------
 
     def claim_streams(self, rooms: Mapping[str, int], *, scan: bool) -> Steps[tuple[int, set[str]]]:
@@ -235,26 +240,19 @@ class Claims:
         With ``scan``, claim those below the watermarks too. Return how many events they brought,
         and of which queues more streams are due.
         """
-        threads, excluded = self._settings.WORKERS, self._excluded()
-        marks = {
-            queue: self._watermarks.setdefault(queue, Watermark())
-            for queue, room in rooms.items()
-            if room > 0
-        }
-        branches = [
-            Branch(
-                queue,
-                max(rooms[queue] // self._events_per_stream, min(rooms[queue], threads)),
-                since=watermark.begin_claim(scan=scan),
+        excluded, gates, branches = self._excluded(), self._gates, list[Branch]()
+        for queue, room in rooms.items():
+            limit = max(room // self._events_per_stream, min(room, self._settings.WORKERS))
+            gate = gates.get(queue)  # ``drain()`` has none
+            branches.append(
+                gate.branch(STREAMS, limit, scan=scan) if gate else Branch(queue, limit)
             )
-            for queue, watermark in marks.items()
-        ]
         claim = self.of(branches, table=STREAMS, exclude=excluded)
         found, new = yield from self._lease_streams(claim)
-        for queue, watermark in marks.items():  # what was skipped, the next claim must find
-            watermark.end_claim(found.found(queue), skipped=bool(excluded))
-        room = max((rooms[each.queue] for each in branches), default=0)
-        count = yield from self.reads.read(new, room)
+        if not excluded:  # else the next claim must find what was
+            for queue in rooms.keys() & gates.keys():
+                gates[queue].polled(STREAMS, found.found(queue))
+        count = yield from self.reads.read(new, max(rooms.values(), default=0))
         if new:
             self._events_per_stream = min(2 * ceil(count / len(new)) or 1, MAX_EVENTS)
         return count, {queue for queue, each in found.queues.items() if each.more}

@@ -27,7 +27,7 @@ class DoorbellListener:
             self._listen()
         except BaseException:
             self._open = False
-            self._wakeup.doorbell_is_reliable = False
+            self._wakeup.trust_doorbell(False)
             raise
         return 0.0
 
@@ -39,7 +39,7 @@ class DoorbellListener:
         if self._ear.wait(WAIT_TIMEOUT):
             self._wakeup.poll_again(self._quiet)
             self._wakeup.poll()
-        self._wakeup.doorbell_is_reliable = self._ear.sure
+        self._wakeup.trust_doorbell(self._ear.sure)
 
     def close(self) -> None:
         try:

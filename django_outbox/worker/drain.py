@@ -204,7 +204,7 @@ class Drain:
 
     def _claim_rows(self, room: int, state: RescueState) -> None:
         """Claim due events of one state from the first queue that has some."""
-        self._known_pauses.refresh(self._connection)
+        perform(self._connection, self._known_pauses.refresh())
         if monotonic() >= self._known_pauses.ends_at:
             end_pauses(self._alias)
             self._known_pauses.read(self._connection)

@@ -11,15 +11,14 @@ from ..delivery.lease import Lease, Run
 from ..delivery.route import is_async
 from ..listeners.queues import batch_room, has_only_batches
 from ..queue_settings import QueueSettings
-from ..sql.values import Branch, Found, Pauses
-from .breaker import REPEAT_PROBE, Breaker
+from ..sql.values import EVENTS, STREAMS, Branch, Found, Pauses, Table
+from .breaker import Breaker
 from .held import Held
 from .pauses import READ_INTERVAL, KnownPauses
 from .queues import Offers
 from .ready import Ready
-from .throttle import TokenBucket
+from .throttle import TokenBucket, Watermark
 from .wakeup import Wakeup
-from .watermark import Watermark
 
 SHRINK_ABOVE = 1.0  # seconds from the claim to the start; what waits longer was claimed too early
 # Seconds; after shorter waits the limit doubles. Twice as many events wait twice as long, and idle
@@ -49,32 +48,43 @@ class Gate:
         self,
         queue: QueueSettings,
         *,
+        alias: str,
         settings: Settings,
         most_bytes: int,
         held: Held,
-        breaker: Breaker | None,
         known_pauses: KnownPauses,
         wakeup: Wakeup,
     ) -> None:
         """``most_bytes``: the queue's share of the payload text that may be in memory."""
-        self.name, self.settings, self.breaker = queue.name, queue, breaker
+        self.name, self.settings = queue.name, queue
+        self.breaker = Breaker(
+            queue.name,
+            queue.BREAKER,
+            alias=alias,
+            held=held,
+            known_pauses=known_pauses,
+            wakeup=wakeup,
+        )
         self.rate = TokenBucket(queue.RATE) if queue.RATE else None
         self.ready = Ready(on_idle=self.made_room)
         self.offers = Offers(
             settings.HOT_QUEUE_CAPACITY, most_bytes=most_bytes, lock=held.lock, wakeup=wakeup
         )
-        self.report = breaker.record if breaker else report_nothing  # called with each decision
+        self.report = (
+            self.breaker.record if queue.BREAKER else report_nothing
+        )  # called with each decision
         self._known_pauses, self._wakeup = known_pauses, wakeup
         self._held, self._load, self._most_bytes = held, held.load(queue.name), most_bytes
         self._max_size, self._batch = settings.COLD_QUEUE_CAPACITY, settings.POLL_BATCH_SIZE
         self._wants_room = False  # the claimer waits for room
         # Only the claimer's thread uses what follows.
-        self._watermark = Watermark(margin=settings.SKIP_RECENT)
+        self._marks = {EVENTS: Watermark(margin=settings.SKIP_RECENT), STREAMS: Watermark()}
         self.free = 0  # events that may be claimed in this step
         self.more = False  # more was due than the last claim took
         self.has_left_offers = False  # offers were left to other workers in this step
-        self.poll_at = 0.0  # monotonic; the next poll
-        self._release_at = self._probe_at = 0.0  # monotonic; not before
+        self.poll_at = 0.0  # monotonic; the next poll; 0: as something was reported
+        self.asked_at = -inf  # monotonic; when the table was last asked for what is due
+        self._release_at = self._rate_at = 0.0  # monotonic; not before
         self._size = self._min_size  # events that may wait for a thread
         self._mean_payload = ASSUMED_PAYLOAD  # bytes
         # Events that the event loop had no place for, and since when (monotonic) each was due. This
@@ -87,13 +97,12 @@ class Gate:
     @property
     def closed(self) -> bool:
         """Whether the queue is paused, by a person or by its circuit breaker."""
-        has_tripped = self.breaker is not None and self.breaker.is_tripped
-        return has_tripped or self.name in self._known_pauses.closed
+        return self.breaker.is_tripped or self.name in self._known_pauses.closed
 
     @property
     def probing(self) -> bool:
         """Whether one event is tried while its circuit breaker is open."""
-        return self.breaker is not None and self.breaker.is_probing
+        return self.breaker.is_probing
 
     @property
     def pauses(self) -> Pauses:
@@ -105,8 +114,7 @@ class Gate:
 
         Otherwise, note that: the thread drops the event, and the claimer releases it.
         """
-        is_probe = self.breaker is not None and self.breaker.is_probe(lease)
-        lease.turned_away = self.closed and not is_probe
+        lease.turned_away = self.closed and not self.breaker.is_probe(lease)
         return not lease.turned_away
 
     def made_room(self) -> None:
@@ -124,8 +132,7 @@ class Gate:
         """Return how many events may be claimed; 0 until that is a fair part of a batch."""
         closed = self.closed
         if self._was_closed and not closed:
-            self.poll_at = 0.0
-            self._watermark.set(now, CENTURY)
+            self.poll_soon(CENTURY)
         self._was_closed, self._wants_room, self.free = closed, not closed, 0
         self.has_left_offers = False
         if closed:
@@ -155,7 +162,7 @@ class Gate:
         """
         waiting, for_loop, load = len(self.ready), self.ready.waiting_for_loop, self._load
         if self._excluded and not for_loop:
-            self._watermark.lower(now - min(self._excluded.values()))
+            self._marks[EVENTS].lower(now - min(self._excluded.values()))
             self._excluded.clear()
         self._resize()
         in_flight = self.settings.WORKERS + self.settings.ASYNC_CONCURRENCY
@@ -199,12 +206,12 @@ class Gate:
         return min(max(MIN_PER_THREAD * self.settings.WORKERS, batches), self._max_size)
 
     def _within_rate(self, now: float, places: int) -> int:
-        """Return how many of ``places`` the rate leaves; if there are none, wait with the poll."""
+        """Return how many of ``places`` the rate leaves; if there are none, ask again in time."""
         if self.rate is None:
             return places
         available, wait = self.rate.available(), self.rate.wait()
         if available < 1 or (self.more and wait > 0):
-            self.poll_at = max(self.poll_at, now + max(wait, 0.001))
+            self._rate_at = now + max(wait, 0.001)
             return 0
         return min(places, available)
 
@@ -224,26 +231,18 @@ class Gate:
         if self.free:
             return self.poll_at
         if self.closed:  # the pause may end
-            return min(now + READ_INTERVAL, self.probe_at)
-        return min(now + RELEASE_INTERVAL, self.poll_at if self.poll_at > now else inf)
-
-    @property
-    def probe_at(self) -> float:
-        """When (monotonic) its open breaker is to be probed; inf: it is closed."""
-        return max(self._probe_at, self._known_pauses.breakers.get(self.name, (inf, 0.0))[0])
-
-    def probed(self, now: float) -> None:
-        """Note that a probe was tried."""
-        self._probe_at = now + REPEAT_PROBE
+            return min(now + READ_INTERVAL, self.breaker.due_at)
+        return min(now + RELEASE_INTERVAL, self._rate_at if self._rate_at > now else inf)
 
     def poll_soon(self, waited: float = 0.0) -> None:
         """Poll as soon as there is room, for what has been due for ``waited`` seconds."""
-        self._watermark.lower(waited)
+        for each in self._marks.values():
+            each.lower(waited)
         self.poll_at = 0.0
 
-    def ended_poll(self, until: float | None) -> None:
+    def ended_poll(self, until: float | None, *, asked_at: float) -> None:
         """Poll again ``until`` (monotonic), because nothing more is due; None: more is."""
-        self.more = until is None
+        self.more, self.asked_at = until is None, asked_at
         if until is not None:
             self.poll_at = until
 
@@ -254,13 +253,14 @@ class Gate:
         """The ids of events that a claim leaves to other workers."""
         return [*self._excluded]
 
-    def branch(self, limit: int, *, scan: bool) -> Branch:
-        """Return what a claim takes of this queue, at most ``limit`` events."""
-        return Branch(self.name, limit, self._watermark.begin_claim(scan=scan), self._bytes_left)
+    def branch(self, table: Table, limit: int, *, scan: bool) -> Branch:
+        """Return what a claim takes of this queue, at most ``limit`` rows."""
+        since = self._marks[table].begin_claim(scan=scan)
+        return Branch(self.name, limit, since, self._bytes_left if table is EVENTS else None)
 
-    def polled(self, found: Found) -> None:
-        """Note what a claim of its branch has found."""
-        self._watermark.end_claim(found)
+    def polled(self, table: Table, found: Found) -> None:
+        """Note what a claim of its branch has found, of all that is due."""
+        self._marks[table].end_claim(found)
 
     def brought(self, sizes: Sequence[int]) -> None:
         """Note the bytes of the payloads that a claim brought."""

@@ -1,8 +1,8 @@
-"""The gates of a worker, by queue: what writers, threads and claims know of its queues."""
+"""The gates of a worker."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from ..clocks import monotonic
 from ..delivery.lease import Lease
@@ -17,8 +17,9 @@ from .wakeup import Wakeup
 class Gates:
     """The gates of a worker, by queue: what writers, threads and verbs know of its queues."""
 
-    def __init__(self, gates: Mapping[str, Gate], *, decisions: Decisions, wakeup: Wakeup) -> None:
-        self.by_queue, self._decisions, self._wakeup = gates, decisions, wakeup
+    def __init__(self, gates: Iterable[Gate], *, decisions: Decisions, wakeup: Wakeup) -> None:
+        self.by_queue = {each.name: each for each in gates}
+        self._decisions, self._wakeup = decisions, wakeup
         self.others = 0  # other live workers
 
     def __iter__(self) -> Iterator[Gate]:

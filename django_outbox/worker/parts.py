@@ -10,12 +10,12 @@ from django.db import connections
 from .. import doorbell
 from ..conf import Settings
 from ..sql.halving import in_turn
-from .broker_breaker import breaker_of
 from .claimer import Claimer
 from .claims import Claims
 from .connection_cleanup import BrokenSessions
 from .deliveries import Deliveries
 from .doorbell_listener import DoorbellListener
+from .effects import perform
 from .event_loop import AsyncDeliveries, EventLoop
 from .executor import Executor
 from .gate import Gate
@@ -107,13 +107,18 @@ class Parts:
             "decisions": self._decisions,
         }
         reads = StreamReads(known_pauses=known_pauses, count=gates.count, **parts)
+        claims = Claims(reads=reads, gates=gates.by_queue, **parts)
         return Claimer(
             settings=self.settings,
             gates=gates,
-            claims=Claims(reads=reads, gates=gates.by_queue, **parts),
+            claims=claims,
             releases=releases,
             quarantine=Quarantine(
-                alias=self.alias, me=self.id, held=self._held, settled=lambda: self._settler.settled
+                gates=gates,
+                claims=claims,
+                releases=releases,
+                wakeup=self._wakeup,
+                settled=lambda: self._settler.settled,
             ),
             known_pauses=known_pauses,
             wakeup=self._wakeup,
@@ -121,25 +126,20 @@ class Parts:
         )
 
     def _make_gates(self, known_pauses: KnownPauses) -> Gates:
-        parts: dict[str, Any] = {
-            "held": self._held,
-            "known_pauses": known_pauses,
-            "wakeup": self._wakeup,
-        }
-        gates, settings = {}, self.settings
-        for name, queue in settings.queues.items():
-            if name not in self.queues:
-                continue
-            breaker = None
-            if queue.BREAKER is not None:
-                breaker = breaker_of(name, queue.BREAKER, alias=self.alias, **parts)
-            gates[name] = Gate(
+        settings = self.settings
+        gates = [
+            Gate(
                 queue,
+                alias=self.alias,
                 settings=settings,
                 most_bytes=max(settings.PREFETCH_BYTES // len(self.queues), 1),
-                breaker=breaker,
-                **parts,
+                held=self._held,
+                known_pauses=known_pauses,
+                wakeup=self._wakeup,
             )
+            for name, queue in settings.queues.items()
+            if name in self.queues
+        ]
         return Gates(gates, decisions=self._decisions, wakeup=self._wakeup)
 
     def _give_queues_threads(self) -> None:
@@ -193,7 +193,7 @@ class Parts:
         self._heartbeat_loop = self._loop(
             "heartbeat", self._lease_returner.step, close=self._lease_returner.close
         )
-        self._claimer_loop = self._loop("claimer", self._claimer.step, close=self._claimer.close)
+        self._claimer_loop = self._loop("claimer", self._claim, close=self._claimer.close)
         self._wakeup.wake = self._claimer_loop.wake
         self._housekeeper = self._make_housekeeper(known_pauses)
         self._housekeeper_loop = self._loop(
@@ -218,6 +218,9 @@ class Parts:
             queues=self.queues if delivers else (),
             configured={*settings.queues},
         )
+
+    def _claim(self) -> float:
+        return perform(connections[self.alias], self._claimer.step())
 
     def _watch(self) -> float:
         """Look for calls that exceed their timeouts; return the seconds to wait."""

@@ -16,6 +16,7 @@ from ..models import OutboxPause
 from ..models.pause_queryset import holding
 from ..sql import dialect_of
 from ..sql.values import CLOSING_KINDS, NO_PAUSES
+from .effects import Steps
 
 logger = logging.getLogger("django_outbox")
 
@@ -36,12 +37,12 @@ class KnownPauses:
         self.ends_at = inf  # monotonic; when the first pause ends that has an end
         self._read_at = -inf  # monotonic
 
-    def refresh(self, connection: BaseDatabaseWrapper, *, notified: bool = False) -> None:
+    def refresh(self, *, notified: bool = False) -> Steps[None]:
         """Read the pauses from the table, unless that was done just now."""
         # While nothing is paused, a notification is about events, which must not wait for this.
         interval = NOTIFIED_READ_INTERVAL if notified and self.pauses else READ_INTERVAL
         if monotonic() >= self._read_at + interval:
-            self.read(connection)
+            yield self.read
 
     def expire(self) -> None:
         """Have the pauses read again before the next claim. Any thread may call it."""

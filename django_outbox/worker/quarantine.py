@@ -10,11 +10,18 @@ import random
 from collections.abc import Callable
 from typing import Final
 
+from .. import doorbell
 from ..clocks import monotonic
-from .held import Held
+from ..sql.values import Table
+from .claims import Claims
+from .effects import Steps, ask
+from .gates import Gates
 from .leader_lease import Leader
+from .releases import Releases
+from .wakeup import Wakeup
 
 NAME: Final = "quarantine"  # of the lease
+MAX_SCANNED = 2000  # rows due first of a queue in which suspects are looked for
 MAX_WAIT = 5.0  # seconds for which one stays in quarantine while something else runs
 PROBATION = 3.0  # seconds; a process that has settled nothing may be doomed for so long
 # Seconds until the next try after what ran did not end in time: at first, and at most. If it never
@@ -23,50 +30,86 @@ RETRY_WAITS = (100.0, 3600.0)
 
 
 class Quarantine:
-    """Whether this worker is in quarantine. The claimer's thread only."""
+    """Whether this worker is in quarantine, and what it does there. The claimer's thread only."""
 
-    def __init__(self, *, alias: str, me: str, held: Held, settled: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        *,
+        gates: Gates,
+        claims: Claims,
+        releases: Releases,
+        wakeup: Wakeup,
+        settled: Callable[[], int],
+    ) -> None:
         """``settled`` returns how many events this worker has settled."""
-        self._settled = settled
-        self._leader = Leader(alias=alias, me=me, name=NAME, lease=held.lease)
-        self._held, self._max_wait = held, min(held.lease, MAX_WAIT)
+        self._gates, self._claims, self._wakeup, self._settled = gates, claims, wakeup, settled
+        self._me, self._held, self._runs = releases.me, releases.held, releases.runs
+        lease = self._held.lease
+        self._leader = Leader(alias=releases.alias, me=self._me, name=NAME, lease=lease)
+        self._max_wait = min(lease, MAX_WAIT)
         # Not the same for all: what kills young processes would meet a suspect each time.
-        self.proven_at = monotonic() + min(PROBATION, held.lease) * random.uniform(1.0, 1.6)
+        self._proven_at = monotonic() + min(PROBATION, lease) * random.uniform(1.0, 1.6)
         self._since: float | None = None  # monotonic; since when one suspect is waited for
         self._not_before, self._pause = 0.0, RETRY_WAITS[0]  # the next try (monotonic); seconds
+        wakeup.expect(self._proven_at - monotonic())
 
     @property
     def is_on(self) -> bool:
         return self._since is not None
 
-    def enter(self) -> bool:
-        """Enter it if this worker may, and no other is in it; return whether it did.
+    def enter(self) -> Steps[bool]:
+        """Enter it if a suspect is due, this worker may, and no other is in it; return if it did.
 
         A process that begins, and has settled nothing, must not count against a suspect.
         """
-        now = monotonic()
-        is_proven = self._settled() > 0 or now > self.proven_at
-        if not is_proven or (len(self._held) and now < self._not_before):
+        now, found = monotonic(), (yield from self._due())
+        self._wakeup.note_suspects(found)
+        is_proven = self._settled() > 0 or now > self._proven_at
+        if not (found and is_proven) or (len(self._held) and now < self._not_before):
             return False
-        if self._leader.take():
-            self._since = now
-        return self.is_on
+        if not (yield lambda connection: self._leader.take()):
+            return False
+        self._since = now
+        for gate in self._gates:
+            yield from self._claims.give_back(gate, gate.waiting())
+        return True
 
-    def go_on(self) -> bool:
-        """Go on with the next suspect; return False if another worker is in quarantine now."""
+    def step(self) -> Steps[float]:
+        """Run the next suspect once nothing else runs, or leave; return the seconds to wait."""
+        if [each for each in self._gates if each.leave_offers()]:
+            yield doorbell.ring
+        suspect, now = self._runs.suspect(), monotonic()
+        is_next = suspect is not None and suspect.read_at <= now
+        if not is_next and (suspect is not None or len(self._held)):
+            if self._since is not None and now - self._since > self._max_wait:
+                self._not_before = now + self._pause  # later tries are less and less frequent
+                self._pause = min(2 * self._pause, RETRY_WAITS[1])
+                self.leave()
+            return 0.01
+        is_alone = yield lambda connection: self._leader.take()
+        if is_next and suspect is not None:
+            yield from self._claims.reads.read([suspect], 1)
+        elif not (is_alone and (yield from self._claim_one())):
+            self.leave()
+            return 0.0
         self._since, self._pause = monotonic(), RETRY_WAITS[0]
-        return self._leader.take()
+        return 0.0
 
-    @property
-    def lasts_too_long(self) -> bool:
-        """Return whether what runs has not ended in time."""
-        return self._since is not None and monotonic() - self._since > self._max_wait
+    def _claim_one(self) -> Steps[bool]:
+        """Lease the suspect that is due first in one queue and table; return if there was one."""
+        for table, queue in (yield from self._due()):
+            if (yield from self._claims.claim_suspect(table, queue)):
+                return True
+        return False
 
-    def give_up(self) -> None:
-        """Leave it while something runs; later tries are less and less frequent."""
-        self._not_before = monotonic() + self._pause
-        self._pause = min(2 * self._pause, RETRY_WAITS[1])
-        self.leave()
+    def _due(self) -> Steps[list[tuple[Table, str]]]:
+        """Return the tables and queues in which suspects are due."""
+        queues = [each.name for each in self._gates if not each.closed]
+        if not queues:
+            return []
+        found: list[tuple[Table, str]]
+        found = yield ask("suspects", me=self._me, queues=queues, limit=MAX_SCANNED)
+        return found
 
     def leave(self) -> None:
         """Let this worker claim again, and others enter."""

@@ -1,11 +1,11 @@
-"""Throttles: for full scans, for small claims, and for the events of a queue with a rate."""
+"""How often and how far the table is asked: throttles, watermarks, and the rate of a queue."""
 
 from __future__ import annotations
 
 import random
-import time
 
 from ..clocks import monotonic
+from ..sql.values import Found
 
 FULL_SCAN_FACTOR = 50.0  # a full scan is followed by a pause that many times as long
 LONGEST_PAUSE = 300.0  # seconds after a full scan
@@ -14,6 +14,9 @@ CLAIM_INTERVAL = 0.005  # seconds for each small claim, on average
 BURST = 0.1  # seconds by which small claims may be ahead of that average
 GATHER_TIME = 0.02  # seconds in which a steady load gathers for its next claim
 LONGEST_WAIT = 0.2  # seconds that one poll may delay the next, however many workers there are
+
+# Seconds; what was due that long before a claim started may commit after it.
+LATE_COMMIT_MARGIN = 1.0
 
 WORTHWHILE = 0.25  # seconds' worth of events to wait for, rather than claim each by itself
 
@@ -41,6 +44,34 @@ class Throttle:
         self.until = ended + pause * random.uniform(0.8, 1.2)
 
 
+class Watermark:
+    """Lets each claim resume where the one before it ended. One thread only.
+
+    Settled rows leave entries in an index until no open snapshot can see them. A full scan, from
+    the beginning of the index, reads all of them: while a snapshot of some minutes was open, that
+    alone kept workers busy. Rows below the watermark committed late, or were locked when the claim
+    passed them. Only a full scan finds those.
+    """
+
+    def __init__(self, *, margin: float = 0.0) -> None:
+        """``margin``: seconds for which a claim leaves due rows alone."""
+        self._margin = LATE_COMMIT_MARGIN + margin
+        self._low = self._started = 0.0  # monotonic; a claim scans rows that are due since
+
+    def lower(self, waited: float) -> None:
+        """Lower it to what has been due for ``waited`` seconds, though a claim has passed it."""
+        self._low = min(self._low, monotonic() - waited - self._margin)
+
+    def begin_claim(self, *, scan: bool) -> float | None:
+        """Return for how many seconds the rows to scan have been due at most; None: a full scan."""
+        self._started = monotonic()
+        return None if scan else self._started - self._low
+
+    def end_claim(self, found: Found) -> None:
+        """Set it to when the claim began, or to when what that left was due."""
+        self._low = self._started - (found.waited if found.more else 0.0) - self._margin
+
+
 class ClaimThrottle:
     """Spaces out claims of few events, and staggers polls between workers.
 
@@ -66,11 +97,13 @@ class ClaimThrottle:
         """Return when (monotonic) it is this worker's turn to poll."""
         return self._turn - BURST
 
-    def wait(self) -> None:
-        """Sleep before the next claim if small ones came without a pause."""
-        if self._claims_end - monotonic() > BURST:
-            time.sleep(GATHER_TIME)
-            self._claims_end = max(self._claims_end, monotonic() + BURST)  # the load goes on
+    def pause(self) -> float:
+        """Return the seconds to wait before the next claim, if small ones came without a pause."""
+        now = monotonic()
+        if self._claims_end - now <= BURST:
+            return 0.0
+        self._claims_end = max(self._claims_end, now + GATHER_TIME + BURST)  # the load goes on
+        return GATHER_TIME
 
 
 class TokenBucket:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from math import inf
 
 from ..clocks import monotonic
@@ -18,9 +18,8 @@ class Wakeup:
 
     def __init__(self) -> None:
         self.wake: Callable[[], None] = _no_thread  # ends the wait of the claimer's thread
-        self.poll_wanted = False  # set by any thread, cleared by the claimer's
-        self.doorbell_is_reliable = False  # every commit is announced; set by the listener's thread
-        self.suspect_waits = False  # an event is to be run alone; set by the claimer's thread
+        self.poll_wanted = False  # cleared by the claimer
+        self.doorbell_is_reliable = self.suspect_waits = False
         self._reported = deque[float]()  # due times (monotonic), for the claimer to take
         self._soonest = inf  # the first of those that it took; like the next, only the claimer's
         self._polled_at = -inf  # monotonic
@@ -28,8 +27,20 @@ class Wakeup:
 
     def poll(self) -> None:
         """Have the claimer poll the table now."""
-        self.poll_wanted = True
+        self.want_poll()
         self.wake()
+
+    def want_poll(self) -> None:
+        """Have the claimer's next step poll the table."""
+        self.poll_wanted = True
+
+    def trust_doorbell(self, is_reliable: bool) -> None:
+        """Note whether every commit is announced; if not, polls take the place of that."""
+        self.doorbell_is_reliable = is_reliable
+
+    def note_suspects(self, found: Collection[object]) -> None:
+        """Note which events are to be run alone, for people to see."""
+        self.suspect_waits = bool(found)
 
     def poll_again(self, delays: Sequence[float]) -> None:
         """Have the claimer poll after each of ``delays`` (seconds), unless called again before.
@@ -53,12 +64,11 @@ class Wakeup:
 
     def take_due(self, now: float) -> bool:
         """Return whether a poll is due by ``now`` (monotonic), and count it as done."""
-        is_wanted = self.poll_wanted
-        if is_wanted:  # if it is set again from here on, this poll serves, or the next step
-            self.poll_wanted = False
-        is_due = self.next_poll() <= now
-        if is_due:
-            self._polled_at = now
-            if self._soonest <= now:
-                self._soonest = inf
-        return is_due or is_wanted
+        # If it is set again from here on, this poll serves, or the next step.
+        is_wanted, self.poll_wanted = self.poll_wanted, False
+        if self.next_poll() > now:
+            return is_wanted
+        self._polled_at = now
+        if self._soonest <= now:
+            self._soonest = inf
+        return True

@@ -316,8 +316,8 @@ MUTANTS = (
         edits=[
             (
                 "worker/quarantine.py",
-                "self._held, self._max_wait = held, min(held.lease, MAX_WAIT)",
-                "self._held, self._max_wait = held, 1e9",
+                "self._max_wait = min(lease, MAX_WAIT)",
+                "self._max_wait = 1e9",
             )
         ],
     ),
@@ -380,8 +380,8 @@ MUTANTS = (
         edits=[
             (
                 "worker/breaker.py",
-                "if len(self._failures) >= settings.failures and not self._trip_reason:",
-                "if len(self._failures) > 1e9 and not self._trip_reason:",
+                "if len(failures) >= settings.failures:",
+                "if len(failures) > 1e9:",
             )
         ],
     ),
@@ -610,9 +610,7 @@ MUTANTS = (
         without="events flow again soon after the broker's return",
         database="postgres",
         scenario="relays_redis",
-        edits=[
-            ("worker/broker_breaker.py", "        if not self._succeeded:\n", "        if True:\n")
-        ],
+        edits=[("worker/breaker.py", "trial.succeeded = True", "trial.succeeded = False")],
     ),
 )
 

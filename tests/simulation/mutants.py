@@ -16,7 +16,7 @@ from tests.faults.mutants import MUTANTS, Mutant, patched_copy
 from tests.simulation.safeguards import OWN, Broken
 
 # Files that a history never runs: other databases, the process of a worker, relays.
-OUTSIDE = ("sql/postgresql", "sql/mysql", "process/main.py", "worker/broker_breaker.py", "relays/")
+OUTSIDE = ("sql/postgresql", "sql/mysql", "process/main.py", "relays/")
 FOUND = re.compile(r"seed (\d+) \((.*?)\): (\w+):")
 
 

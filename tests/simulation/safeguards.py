@@ -145,7 +145,7 @@ OWN = (
     Broken(
         name="a suspect beside other events",
         kind="poison",
-        edits=[("worker/claimer.py", "or not self.held.wait_empty(0.05):", "or False:")],
+        edits=[("worker/quarantine.py", "or len(self._held)):", "or False):")],
     ),
     Broken(
         name="a lost probe that is a success",
@@ -294,7 +294,7 @@ OWN = (
         edits=[
             (
                 "worker/quarantine.py",
-                "is_proven = self._settled() > 0 or now > self.proven_at",
+                "is_proven = self._settled() > 0 or now > self._proven_at",
                 "is_proven = True",
             )
         ],
@@ -305,7 +305,7 @@ OWN = (
         edits=[
             (
                 "worker/claimer.py",
-                "self._wakeup.poll_wanted = True  # the offers are gone",
+                "self._wakeup.want_poll()  # the offers are gone",
                 "pass  # the offers are gone",
             )
         ],

@@ -10,7 +10,9 @@ from django_outbox.delivery.verdicts import for_breaker
 from django_outbox.listeners.outcomes import DONE, LOST, Decision, Status
 from django_outbox.listeners.registry import ANY, Listener
 from django_outbox.queue_settings import BreakerSettings
+from django_outbox.sql.values import PauseTimes
 from django_outbox.worker.breaker import Breaker
+from django_outbox.worker.effects import perform
 from django_outbox.worker.held import Held
 from django_outbox.worker.pauses import KnownPauses
 from django_outbox.worker.wakeup import Wakeup
@@ -48,8 +50,11 @@ def held(clock: Clock) -> Held:
 @pytest.fixture
 def breaker(held: Held, dialect: Any) -> Breaker:
     settings = BreakerSettings(failures=3, within=60, pause=60)
-    parts: dict[str, Any] = {"known_pauses": KnownPauses(), "wakeup": Wakeup()}
-    return Breaker("hooks", settings, alias=SCRIPTED, held=held, **parts)
+    dialect.pauses.return_value = {("breaker", "hooks"): PauseTimes(1, 0.0, 60.0)}
+    (known := KnownPauses()).read(connection())
+    return Breaker(
+        "hooks", settings, alias=SCRIPTED, held=held, known_pauses=known, wakeup=Wakeup()
+    )
 
 
 @pytest.mark.parametrize(
@@ -91,13 +96,13 @@ def test_only_a_success_of_the_probe_closes_it(
 ) -> None:
     probe = lease()
     held.add_rows([probe])
-    assert breaker.begin_probe(connection(), 60)
+    assert perform(connection(), breaker.follow(is_idle=True))
     assert breaker.is_probe(probe)
     breaker.record(LISTENER, OUTCOMES[outcome])
     held.drop([probe])
-    breaker.follow(connection())
-    sent = [name for name, _, _ in dialect.method_calls]
-    assert sent == ["probe_breaker", statement, "pauses"]
+    dialect.reset_mock()
+    assert not perform(connection(), breaker.follow(is_idle=True))
+    assert [name for name, _, _ in dialect.method_calls] == [statement, "pauses"]
     assert not breaker.is_probing
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from django_outbox.conf import CENTURY, Settings
-from django_outbox.sql.values import Found, PauseTimes
+from django_outbox.sql.values import EVENTS, Found, PauseTimes
 from django_outbox.worker.gate import BUSY_AFTER, RELEASE_INTERVAL, SHRINK_ABOVE, Gate
 from django_outbox.worker.held import Held
 from django_outbox.worker.pauses import READ_INTERVAL, KnownPauses
@@ -26,9 +26,9 @@ class Queue:
         self.gate = Gate(
             settings.queues["default"],
             settings=settings,
+            alias="default",
             most_bytes=settings.PREFETCH_BYTES,
             held=self.held,
-            breaker=None,
             known_pauses=self.known_pauses,
             wakeup=Wakeup(),
         )
@@ -47,7 +47,7 @@ class Queue:
 
 def test_the_room_doubles_while_events_start_soon_and_halves_otherwise(clock: Clock) -> None:
     queue = Queue(clock)
-    queue.gate.ended_poll(None)
+    queue.gate.ended_poll(None, asked_at=clock())
     assert [queue(0.1) for _ in range(5)] == [16, 32, 64, 100, 100]
     assert queue(0.9 * SHRINK_ABOVE) == 100
     assert [queue(1.1 * SHRINK_ABOVE) for _ in range(5)] == [50, 25, 12, 8, 8]
@@ -60,19 +60,19 @@ def test_the_room_stays_while_nothing_starts_and_where_there_is_no_backlog(clock
 
 def test_the_first_events_say_nothing_for_a_thread_was_free_for_each(clock: Clock) -> None:
     queue = Queue(clock)
-    queue.gate.ended_poll(None)
+    queue.gate.ended_poll(None, asked_at=clock())
     assert queue(0.0, started=4) == 8
 
 
 def test_with_room_it_is_asked_again_when_it_is_to_be_polled(clock: Clock) -> None:
     queue = Queue(clock)
-    queue.gate.ended_poll(clock() + 7)
+    queue.gate.ended_poll(clock() + 7, asked_at=clock())
     assert (queue(), queue.again) == (8, 7)
 
 
 def test_without_a_free_thread_it_is_asked_again_when_events_may_be_late(clock: Clock) -> None:
     queue = Queue(clock)
-    queue.gate.ended_poll(clock() + 7)
+    queue.gate.ended_poll(clock() + 7, asked_at=clock())
     queue.held.start(queue.held.add_rows([lease()]))
     assert queue()
     clock.advance(2 * BUSY_AFTER)
@@ -88,7 +88,7 @@ def test_its_rate_says_when_there_is_room_again(clock: Clock) -> None:
     clock.advance(WORTHWHILE)
     assert queue() == 5
     queue.gate.claimed(5)
-    queue.gate.ended_poll(None)
+    queue.gate.ended_poll(None, asked_at=clock())
     assert queue() == 0
     assert WORTHWHILE - 0.05 < queue.again <= WORTHWHILE
 
@@ -105,9 +105,9 @@ def test_it_is_closed_during_a_pause_and_then_polled_from_the_beginning(
     kind: str, times: PauseTimes, again: float, clock: Clock, dialect: Any
 ) -> None:
     queue = Queue(clock)
-    queue.gate.ended_poll(clock() + 7)
-    queue.gate.branch(1, scan=True)
-    queue.gate.polled(Found(more=False))
+    queue.gate.ended_poll(clock() + 7, asked_at=clock())
+    queue.gate.branch(EVENTS, 1, scan=True)
+    queue.gate.polled(EVENTS, Found(more=False))
     dialect.pauses.return_value = {(kind, "default"): times}
     queue.known_pauses.read(connection())
     assert (queue.gate.closed, queue(), queue.again) == (True, 0, again)
@@ -115,6 +115,6 @@ def test_it_is_closed_during_a_pause_and_then_polled_from_the_beginning(
     queue.known_pauses.read(connection())
     assert (queue.gate.closed, queue()) == (False, 8)
     assert queue.gate.again(clock()) <= clock()
-    since = queue.gate.branch(1, scan=False).since
+    since = queue.gate.branch(EVENTS, 1, scan=False).since
     assert since is not None
     assert since >= CENTURY

@@ -11,9 +11,10 @@ from django.db import OperationalError
 import django_outbox as outbox
 from django_outbox.conf import Settings
 from django_outbox.sql.values import EVENTS, LIGHT, Claimed
+from django_outbox.worker.effects import perform
 from django_outbox.worker.parts import Parts
 from django_outbox.worker.queues import Offer
-from tests.unit.scripted import SCRIPTED, Clock, lease
+from tests.unit.scripted import SCRIPTED, Clock, connection, lease
 
 EVENT = outbox.Event(event_type="order.placed", payload={}).as_delivered("{}", lambda text: {})
 OFFER = Offer(EVENT.event_id, "order.placed", EVENT)
@@ -34,7 +35,7 @@ class Worker:
     def claims(self) -> list[str]:
         """Make steps until the claimer waits; return its claims."""
         self._dialect.claim.reset_mock()
-        while self._claimer.step() == 0:
+        while perform(connection(), self._claimer.step()) == 0:
             pass
         given = [call.args[0] for call in self._dialect.claim.call_args_list]
         given = [each for each in given if each.table is EVENTS]
