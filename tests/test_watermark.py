@@ -19,7 +19,6 @@ from tests.waiting import wait_until
 
 FAR = {"POLL_INTERVAL": 600, "PROBE_INTERVAL": 600}
 
-
 ALL, SOME = Found(more=False), Found(more=True, waited=40.0)
 
 
