@@ -129,7 +129,7 @@ def test_what_a_stop_leaves_of_a_batch_counts_no_attempt(monkeypatch: pytest.Mon
     """It may be good: only the next calls would have told."""
     ids = write(8)
     bulk = poisoned(ids[0])
-    monkeypatch.setattr(Drain, "_tidy", lambda drain, lease: False)  # as at a stop
+    monkeypatch.setattr(Drain, "tidy", lambda drain: False)  # as at a stop
     with listening(bulk, batch=8, retry=FAR):
         outbox.drain()
     assert bulk.sizes == [8]

@@ -6,6 +6,7 @@ import asyncio
 import gc
 from contextvars import copy_context
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -47,7 +48,8 @@ def delivered(listener: Any, *, event_type: str = PLACED, **options: Any) -> Dec
 def decide(lease: Lease) -> Decision:
     """Deliver an event in this thread."""
     delivery = Delivery([lease], alias="default", is_current=lambda _: True)
-    drive(delivery.steps(), make=Call.make, tidy=lambda: True, pass_on=lambda: None)
+    driver: Any = SimpleNamespace(make=Call.make, tidy=lambda: True, pass_on=lambda: None)
+    drive(delivery.steps(), driver)
     ((_, decision),) = delivery.decided
     return decision
 

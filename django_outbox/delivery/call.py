@@ -7,7 +7,7 @@ import logging
 import threading
 from collections.abc import Awaitable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from inspect import isawaitable
 from math import inf
 from typing import Any, Protocol
@@ -68,7 +68,6 @@ class Owner(Protocol):
         """Settle in an atomic listener's transaction; return whether the leases were ours."""
 
 
-@dataclass(slots=True, eq=False)
 class Call:
     """One call with an event, or with some of a batch.
 
@@ -76,72 +75,63 @@ class Call:
     time, or the watchdog writes it off and decides.
     """
 
-    owner: Owner
-    listener: Listener
-    leases: list[Lease]  # whose events it is called with
-    failure: Failure | None = None  # of the listener; then the fallback is called
     committed: Any = None  # what an atomic listener's transaction has committed
-    started: float = 0.0  # monotonic
-    ends_at: float = inf  # monotonic; from then on it may be written off
-    seconds: float = 0.0  # duration, set when it ends
-    has_returned: bool = False  # before it was written off
-    _ended: threading.Lock | None = field(default=None, repr=False)  # taken by who ends it
+    started = 0.0  # monotonic
+    ends_at = inf  # monotonic; from then on it may be written off
+    seconds = 0.0  # duration, set when it ends
+    has_returned = False  # before it was written off
+    _ended: threading.Lock | None = None  # taken by who ends it
 
-    @property
-    def event(self) -> Event:
-        """The first event."""
-        return self.leases[0].event
-
-    @property
-    def called(self) -> Any:
-        """The callable that runs: the listener, or its fallback."""
-        return self.listener.call if self.failure is None else self.listener.fallback
-
-    @property
-    def timeout(self) -> float | None:
-        """Seconds that the listener and its fallback may each run; None: no limit."""
-        given = self.listener.timeout
-        if given is None and self.listener.check is None:  # a relay ends its calls by itself
-            return current().LISTENER_TIMEOUT
-        return given
-
-    @property
-    def _takes_batch(self) -> bool:
-        return self.listener.batching is not None and self.failure is None
+    def __init__(
+        self, owner: Owner, listener: Listener, leases: list[Lease], failure: Failure | None = None
+    ) -> None:
+        """``failure``: of the listener; then its fallback is called."""
+        self.owner, self.listener, self.leases, self.failure = owner, listener, leases, failure
+        self.event = leases[0].event  # the first
+        self.called: Any = listener.call if failure is None else listener.fallback
+        self.timeout = listener.timeout  # seconds; None: no limit
+        if self.timeout is None and listener.check is None:  # a relay ends its calls by itself
+            self.timeout = current().LISTENER_TIMEOUT
+        # Whether it is called with a list; its arguments; what ``current_event()`` returns.
+        self._takes_batch = listener.batching is not None and failure is None
+        self._arguments: tuple[Any, ...]
+        self._subject: Event | tuple[Event, ...] = self.event
+        if self._takes_batch:
+            events = [each.event for each in leases]
+            self._arguments, self._subject = (events,), (*events,)
+        else:
+            self._arguments = (self.event,) if failure is None else (self.event, failure)
 
     # -- in a thread -----------------------------------------------------------------------------
 
     def make(self) -> Any:
         """Call; raise ``CallAbandoned`` if it was written off: nothing may be changed then."""
-        timeout, self.started = self.timeout, monotonic()
-        if timeout is not None:
-            self._ended, self.ends_at = threading.Lock(), self.started + timeout
         delivering.set(self._subject)
+        self.started = monotonic()
+        if self.timeout is not None:
+            self._ended, self.ends_at = threading.Lock(), self.started + self.timeout
         answer = self._in_transaction() if self.listener.atomic else self._intercepted()
-        self.share(monotonic() - self.started)
-        if timeout is not None:
-            self._report_if_late(self.seconds)
+        self._count(monotonic() - self.started)
         return answer
 
     def abandon(self) -> bool:
         """End the call from another thread; return whether it had not returned before."""
         if not self._end():
             return False
-        self.share(self.seconds)
-        self._report_if_late(self.seconds)
+        self._count(monotonic() - self.started)
         return True
 
-    def share(self, seconds: float) -> None:
-        """Count the duration: an equal share for each event."""
+    def _count(self, seconds: float) -> None:
+        """Count the duration, an equal share for each event; report it if it is too long."""
+        self.seconds = seconds
         for each in self.leases:
             each.duration += seconds / len(self.leases)
+        if self.timeout is not None:
+            self._report_if_late(seconds)
 
     def _end(self) -> bool:
         """End the call once; return whether this thread did it."""
-        if self._ended is not None and not self._ended.acquire(blocking=False):
-            return False
-        self.seconds = monotonic() - self.started
-        return True
+        return self._ended is None or self._ended.acquire(blocking=False)
 
     def _in_transaction(self) -> Any:
         """Commit the decisions with the listener's changes, without a timeout; errors undo both."""
@@ -174,8 +164,8 @@ class Call:
     def _intercepted(self) -> Any:
         answer: Any
         try:
-            with self._enter():
-                answer = self.called(*self._arguments())
+            with self._intercept():
+                answer = self.called(*self._arguments)
                 if answer is not None:
                     if isawaitable(answer):
                         answer = self._await_here(answer)
@@ -184,15 +174,15 @@ class Call:
             if ends_drain(error):
                 raise
             answer = error
-        self.has_returned = self._end()
+        self.has_returned = self._ended is None or self._end()
         if not self.has_returned:
             raise CallAbandoned
         return answer
 
     def _await_here(self, awaitable: Awaitable[Any]) -> Any:
         """Await in a thread: the timeout starts now, and a cancelled coroutine has time to end."""
-        if (timeout := self.timeout) is not None:
-            self.ends_at = monotonic() + timeout + CANCELLATION_GRACE
+        if self.timeout is not None:
+            self.ends_at = monotonic() + self.timeout + CANCELLATION_GRACE
         return async_to_sync(self._await_with_timeout)(awaitable)
 
     # -- on the event loop -----------------------------------------------------------------------
@@ -204,15 +194,16 @@ class Call:
         delivering.set(self._subject)
         called = self.called if self.failure is None else as_async(self.called)
         try:
-            with self._enter():
-                return self._checked(await self._await_with_timeout(called(*self._arguments())))
+            with self._intercept():
+                return self._checked(await self._await_with_timeout(called(*self._arguments)))
         except BaseException as error:
             if lease.cancelled and isinstance(error, asyncio.CancelledError):
                 raise
             return error
         finally:
             self.seconds = monotonic() - self.started
-            self.share(self.seconds)
+            for each in self.leases:
+                each.duration += self.seconds / len(self.leases)
             self._report_if_late(lease.clock - began)
 
     async def _await_with_timeout(self, awaitable: Awaitable[Any]) -> Any:
@@ -236,19 +227,10 @@ class Call:
 
     # -- for both --------------------------------------------------------------------------------
 
-    @property
-    def _subject(self) -> Event | tuple[Event, ...]:
-        return (*[each.event for each in self.leases],) if self._takes_batch else self.event
-
-    def _enter(self) -> AbstractContextManager[object]:
+    def _intercept(self) -> AbstractContextManager[object]:
         """Enter the interceptors; of a batch those that take one as a whole."""
         found = hooks.batch_interceptors() if self._takes_batch else hooks.interceptors()
-        return intercept(self._arguments()[0], found) if found else NO_INTERCEPTORS
-
-    def _arguments(self) -> tuple[Any, ...]:
-        if self._takes_batch:
-            return ([each.event for each in self.leases],)
-        return (self.event,) if self.failure is None else (self.event, self.failure)
+        return intercept(self._arguments[0], found) if found else NO_INTERCEPTORS
 
     def _checked(self, answer: Any) -> Any:
         """Return the answer that a returned value means; raise if it is not one."""
@@ -260,8 +242,7 @@ class Call:
 
     def _report_if_late(self, seconds: float) -> None:
         """Report a call that took ``seconds`` if that is more than its timeout."""
-        timeout, event = self.timeout, self.event
-        if timeout is None or seconds < timeout:
+        if self.timeout is None or seconds < self.timeout:
             return
         logger.warning(
             "listener runs longer than its timeout "
@@ -272,7 +253,7 @@ class Call:
         announce(
             listener_overdue,
             sender=self.owner.alias,
-            event=event,
+            event=self.event,
             listener=self.listener,
             seconds=seconds,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextvars import copy_context
 from dataclasses import replace
 from typing import Any
@@ -50,8 +50,7 @@ class Delivery:
 
     def __init__(
         self,
-        leases: Sequence[Lease],
-        *,
+        leases: list[Lease],
         alias: str,
         is_current: Callable[[Lease], bool],
         pauses: Pauses = NO_PAUSES,
@@ -71,33 +70,33 @@ class Delivery:
         self._listener: Listener  # once the first event is routed
         self._is_current, self._pauses, self._report = is_current, pauses, report
         self._settings = current()
-        self._done: set[str] = set()  # ids of what was delivered
         self._halving: Halving | None = None
+        self._done: set[str]  # ids of what is done, while it is halved
 
     def steps(self) -> Steps:
         """Deliver; of a delivery that was given up, call what fallbacks are left."""
-        if ready := self._ready():
-            if len(ready) == 1:
-                call = self._call(ready)
-                self._conclude(call, (yield call))
-            else:
-                yield from self._halve(ready)
-        yield PASS_ON
+        ready = self._ready()
+        if len(ready) == 1:
+            call = Call(self, self._listener, ready)
+            self._conclude(call, (yield call))
+        elif ready:
+            yield from self._halve(ready)
         while self._failed:
+            yield PASS_ON
             yield TIDY
             lease, failure, _ = self._failed[0]
             call = Call(self, self._listener, [lease], failure)
             self._conclude(call, (yield call))
-            yield PASS_ON
 
     def _halve(self, whole: list[Lease]) -> Steps:
         """Call with all; halve what fails, to find the events that do."""
         self._halving = halving = Halving(whole)
+        self._done = set()
         for part in halving:
             ours = part if part is whole else self._without_lost(part)
             if not (ready := self._without_blocked(ours)):
                 continue
-            call = self._call(ready)
+            call = Call(self, self._listener, ready)
             self._conclude(call, (yield call))
             if halving.is_over or not (yield TIDY):
                 break
@@ -118,15 +117,18 @@ class Delivery:
 
     def _ready(self) -> list[Lease]:
         """Return the events to be called; one that is not holds up those behind it in its key."""
-        ready: list[Lease] = []
-        held_up: set[str] = set()  # streams
-        for lease in self._leases:
-            if lease.stream in held_up:
-                self._repeat(lease)
-            elif self._is_ready(lease):
-                ready.append(lease)
-            elif lease.stream is not None:
-                held_up.add(lease.stream)
+        leases, ready = self._leases, list[Lease]()
+        if len(leases) == 1:
+            ready = leases if self._is_ready(leases[0]) else ready
+        else:
+            held_up: set[str] = set()  # streams
+            for lease in leases:
+                if lease.stream in held_up:
+                    self._repeat(lease)
+                elif self._is_ready(lease):
+                    ready.append(lease)
+                elif lease.stream is not None:
+                    held_up.add(lease.stream)
         if event_started.receivers:
             for lease in ready:
                 announce(
@@ -185,16 +187,17 @@ class Delivery:
 
     # -- decisions -------------------------------------------------------------------------------
 
-    def _call(self, part: list[Lease]) -> Call:
-        return Call(self, self._listener, part)
-
     def _conclude(self, call: Call, answer: Any) -> None:
         """Decide on the events of a call that has ended; if a shared one failed, halve it."""
         part, listener, is_shared = call.leases, self._listener, len(call.leases) > 1
-        failed = isinstance(answer, BaseException)
         if call.failure is not None:
             self._conclude_fallback(call, answer)
             return
+        if answer is None and call.committed is None and listener.batching is None:
+            self._report(listener, DONE)  # as nearly all end; the rest takes longer
+            self._record(part[0], DONE)
+            return
+        failed = isinstance(answer, BaseException)
         if listener.batching is not None:
             self._announce_batch(call)
         if self._halving is not None:
@@ -267,7 +270,7 @@ class Delivery:
     def _decide(self, lease: Lease, decision: Decision) -> None:
         self.decided.append((lease, decision))
         del self.left[lease.id]
-        if decision.status is Status.DONE:
+        if self._halving is not None and decision.status is Status.DONE:
             self._done.add(lease.id)
         lease.drop_event()
 

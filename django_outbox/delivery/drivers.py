@@ -2,15 +2,14 @@
 
 A delivery is a generator of effects, so that all callers go through the same steps: it yields a
 ``Call``, and goes on with what that returned or raised; ``TIDY``, and goes on if more may be
-called; ``PASS_ON`` when decisions are to be settled.
+called; ``PASS_ON`` before fallbacks. Its driver passes on what is decided in the end.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Generator
-from contextlib import suppress
 from enum import Enum, auto
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from .call import Call
 
@@ -27,24 +26,34 @@ PASS_ON: Final = Between.PASS_ON
 Steps = Generator[Call | Between, Any, None]
 
 
-def drive(
-    steps: Steps,
-    *,
-    make: Callable[[Call], Any],
-    tidy: Callable[[], bool],
-    pass_on: Callable[[], None],
-) -> None:
-    """Make a delivery in this thread; ``make`` makes a call."""
+class Driver(Protocol):
+    """Who makes a delivery in a thread."""
+
+    def make(self, call: Call) -> Any:
+        """Make a call; return what it returned or raised."""
+
+    def tidy(self) -> bool:
+        """Clean up after a call; return whether more may be called."""
+
+    def pass_on(self) -> None:
+        """Pass on what the delivery has decided."""
+
+
+def drive(steps: Steps, driver: Driver) -> None:
+    """Make a delivery in this thread."""
     answer: Any = None
-    with suppress(StopIteration):
-        while True:
-            effect, answer = steps.send(answer), None
-            if effect is PASS_ON:
-                pass_on()
-            elif effect is TIDY:
-                answer = tidy()
-            else:
-                answer = make(effect)
+    while True:
+        try:
+            effect = steps.send(answer)
+        except StopIteration:
+            break
+        if effect is PASS_ON:
+            answer = driver.pass_on()  # type: ignore[func-returns-value]
+        elif effect is TIDY:
+            answer = driver.tidy()
+        else:
+            answer = driver.make(effect)
+    driver.pass_on()
 
 
 async def adrive(
@@ -52,12 +61,15 @@ async def adrive(
 ) -> None:
     """Await a delivery."""
     answer: Any = None
-    with suppress(StopIteration):
-        while True:
-            effect, answer = steps.send(answer), None
-            if effect is PASS_ON:
-                pass_on()
-            elif effect is TIDY:
-                answer = await tidy()
-            else:
-                answer = await effect.amake()
+    while True:
+        try:
+            effect = steps.send(answer)
+        except StopIteration:
+            break
+        if effect is PASS_ON:
+            answer = pass_on()  # type: ignore[func-returns-value]
+        elif effect is TIDY:
+            answer = await tidy()
+        else:
+            answer = await effect.amake()
+    pass_on()

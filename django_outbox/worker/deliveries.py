@@ -11,7 +11,7 @@ from ..delivery.decide import deferred_after_error
 from ..delivery.delivery import Delivery, Report
 from ..delivery.lease import Lease
 from ..delivery.route import batch_listener, batch_size
-from ..listeners.outcomes import DONE, Decision
+from ..listeners.outcomes import Decision
 from ..listeners.registry import Listener
 from ..sql.values import Pauses
 from .held import Held
@@ -59,10 +59,8 @@ class Deliveries:
         self.alias, self.held = alias, held
         self._queue, self._settles, self._runs = queue, settles, runs
 
-    def take(self, found: Lease | Lane, room: int = maxsize) -> list[Lease]:
-        """Return what is delivered together: an event, or up to ``room`` of a lane."""
-        if isinstance(found, Lease):
-            return [found]
+    def take(self, found: Lane, room: int = maxsize) -> list[Lease]:
+        """Take the next batch of a lane, at most ``room`` events."""
         most = 1 if self._queue.probing else min(found.size, room)
         most_bytes = current().BATCH_BYTES
         heads = found.take(most, most_bytes)
@@ -102,20 +100,25 @@ class Deliveries:
 
     def start(self, leases: list[Lease], is_stopping: Callable[[], bool]) -> list[Lease]:
         """Start those that may start; wait for a renewal of their leases if need be."""
+        if is_stopping():
+            return []
         for each in leases:
-            if self._queue.may_start(each) and not self.held.is_current(each):
+            self._queue.may_start(each)
+        started = self.held.start(leases)
+        if len(started) == len(leases):
+            return started
+        left = [each for each in leases if not each.started_at]
+        for each in left:
+            if not each.turned_away:
                 self.held.wait_current(each, is_stopping)
-        return [] if is_stopping() else self.held.start(leases)
+        if not is_stopping():
+            self.held.start(left)
+        return [each for each in leases if each.started_at]
 
     def of(self, leases: list[Lease]) -> Delivery:
         """Return the delivery of events that have started."""
-        return Delivery(
-            leases,
-            alias=self.alias,
-            is_current=self.held.is_current,
-            pauses=self._queue.pauses,
-            report=self._queue.report,
-        )
+        queue = self._queue
+        return Delivery(leases, self.alias, self.held.is_current, queue.pauses, queue.report)
 
     def pass_on(self, delivery: Delivery) -> list[Lease]:
         """Have decisions settled; return the events behind them that may run before that."""
@@ -123,12 +126,8 @@ class Deliveries:
         if delivery.to_repeat:  # first: once its stream goes on, an event is read anew
             self._runs.wait_again(delivery.to_repeat)
             delivery.to_repeat = []
-        last = {each.stream: each for each, _ in decided if each.stream is not None}
-        ahead = [
-            self._runs.next(lease, decision)
-            for lease, decision in decided
-            if decision is DONE and lease.stream is not None and last[lease.stream] is lease
-        ]
+        last = {each[0].stream: each for each in decided if each[0].stream is not None}
+        ahead = [self._runs.next(*each) for each in last.values()]
         for lease, decision in decided:
             self._settles.settle(lease, decision)
         return [each for each in ahead if each is not None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
 from datetime import datetime
 from math import inf
@@ -127,6 +127,9 @@ class Drain:
             alias=alias, queue=self, settles=self, held=self._held, runs=self._runs
         )
         self._queues: list[str] = []  # of the claims, in their order
+        self._delivery: Delivery  # the last one
+        self._savepoint: Savepoint  # around it, in the caller's transaction
+        self._followers: list[Lease] = []  # events behind those delivered, which may run at once
         self._decided: Settled = []  # to be settled
         self._count = 0  # deliveries so far
         self._progress = 0  # decisions so far, those of paused events among them
@@ -234,7 +237,7 @@ class Drain:
 
     def _work(self, most: int) -> None:
         """Deliver what was claimed, until there were ``most`` deliveries; release the rest."""
-        since, followers = monotonic(), list[Lease]()
+        since, followers = monotonic(), self._followers
         for each in self._unrun.take_all(len(self._unrun)):
             self.settle(*each)
         try:
@@ -243,10 +246,10 @@ class Drain:
                 if self._count < most:
                     found = followers.pop() if followers else self._next()
                 if found is not None:
-                    followers += self._deliver(found, most - self._count)
-                    if followers and (len(followers) > 1 or batch_listener(followers[0])):
+                    self._deliver(found, most - self._count)
+                    if len(followers) > 1 or any(map(batch_listener, followers)):
                         self.ready.put(*followers)
-                        followers = []
+                        followers.clear()
                 elif not self._decided:
                     break
                 is_time = monotonic() - since > GATHER_TIME
@@ -254,6 +257,7 @@ class Drain:
                     self._settle()
                     since = monotonic()
         finally:
+            followers.clear()
             self._settle()
             self._release()
 
@@ -264,44 +268,44 @@ class Drain:
         assert not isinstance(found, Delivery)
         return found
 
-    def _deliver(self, found: Lease | Lane, room: int) -> list[Lease]:
-        """Deliver an event or a batch; return the events behind it that may run at once."""
-        taken = self._deliveries.take(found, room)
-        leases = self._deliveries.start(taken, lambda: False)
+    def _deliver(self, found: Lease | Lane, room: int) -> None:
+        leases = [found] if isinstance(found, Lease) else self._deliveries.take(found, room)
+        leases = self._deliveries.start(leases, lambda: False)
         if not leases:
-            return []
-        delivery, followers = self._deliveries.of(leases), list[Lease]()
+            return
+        self._delivery = delivery = self._deliveries.of(leases)
         delivery.context.run(drain_ending_errors.set, ESCAPING)
-
-        def run(tidy: Callable[[Lease], bool]) -> None:
-            delivery.context.run(
-                drive,
-                delivery.steps(),
-                make=Call.make,
-                tidy=lambda: tidy(delivery.lead),
-                pass_on=lambda: followers.extend(self._deliveries.pass_on(delivery)),
-            )
-
         try:
             if self._inline:
-                with Savepoint(connections[self._alias]) as savepoint:
-                    run(savepoint.renew)
+                with Savepoint(connections[self._alias]) as self._savepoint:
+                    delivery.context.run(drive, delivery.steps(), self)
             else:
-                run(self._tidy)
-                self._tidy(delivery.lead)
+                delivery.context.run(drive, delivery.steps(), self)
+                self.tidy()
         except BaseException:
             for each in delivery.left.values():
                 each.started_at = 0.0  # it is released as if it had not started
-            self._deliveries.pass_on(delivery)
+            self.pass_on()
             raise
-        return followers
 
-    def _tidy(self, lease: Lease) -> bool:
+    def make(self, call: Call) -> object:
+        """Make a call."""
+        return call.make()
+
+    def tidy(self) -> bool:
         """Close the connections that a listener broke; return whether the lease is current."""
-        for connection in connections.all(initialized_only=True):
-            if connection not in self._in_use:
-                tidy(connection, lease)
+        lease = self._delivery.lead
+        if self._inline:
+            self._savepoint.renew()
+        else:
+            for connection in connections.all(initialized_only=True):
+                if connection not in self._in_use:
+                    tidy(connection, lease)
         return self._held.is_current(lease)
+
+    def pass_on(self) -> None:
+        """Have what was decided settled."""
+        self._followers += self._deliveries.pass_on(self._delivery)
 
     @property
     def pauses(self) -> Pauses:

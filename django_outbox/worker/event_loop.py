@@ -187,7 +187,9 @@ class AsyncDeliveries:
 
     def _fill(self) -> None:
         while self._waiting and self._free > 0 and not self._loop.stopping:
-            if leases := self._deliveries.take(self._waiting.popleft()):  # else queued twice
+            found = self._waiting.popleft()
+            leases = [found] if isinstance(found, Lease) else self._deliveries.take(found)
+            if leases:  # a full lane is queued a second time
                 task = self._loop.create(self._deliver(leases), leases[0])
                 task.add_done_callback(self._finished)
                 self._free -= 1

@@ -13,7 +13,7 @@ from ..delivery.delivery import Delivery
 from ..delivery.drivers import drive
 from ..delivery.lease import Lease
 from ..delivery.route import batch_listener, is_async
-from ..listeners.outcomes import Status
+from ..listeners.outcomes import DONE
 from .connection_cleanup import BrokenSessions, ConnectionCleanup
 from .deliveries import Deliveries
 from .gate import Gate
@@ -30,14 +30,63 @@ IDLE_WAIT = 1.0  # seconds after which an idle thread checks whether it should e
 
 
 class Seat:
-    """A place among the threads: its thread, and what only that thread sets."""
+    """A place among the threads of a queue: a thread, and what it delivers."""
 
-    def __init__(self, run: Callable[[Seat], None], name: str) -> None:
-        self.thread = threading.Thread(target=run, args=(self,), name=name, daemon=True)
+    def __init__(self, executor: Executor, name: str) -> None:
+        self._executor, self._deliveries = executor, executor.deliveries
+        self._held, self._gate = executor.deliveries.held, executor.gate
+        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
+        # Only the thread sets these.
         self.delivery: Delivery  # the last one
         self.call: Call | None = None  # that it is in
-        self.followers: list[Lease] = []  # events behind those delivered, which may run next
-        self.ahead = 0.0  # seconds of listener time that are not known to be settled
+        self._cleanup: ConnectionCleanup
+        self._followers: list[Lease] = []  # events behind those delivered, which may run next
+        self._ahead = 0.0  # seconds of listener time that are not known to be settled
+
+    def _run(self) -> None:
+        self._cleanup = ConnectionCleanup(self._held.lease, self._executor.sessions)
+        try:
+            while not self._executor.stopping:
+                self._work()
+        except CallAbandoned:
+            self._cleanup.close_half_made()
+            self._cleanup.after(self.delivery.lead)
+        self._cleanup.close()
+
+    def _work(self) -> None:
+        executor, deliveries, followers = self._executor, self._deliveries, self._followers
+        found = followers.pop() if followers else self._gate.ready.take(IDLE_WAIT)
+        self._gate.made_room()
+        if found is None:
+            return
+        if isinstance(found, Delivery):  # another thread has left its fallbacks
+            self._deliver(found)
+            return
+        if found.is_awaited if isinstance(found, Lane) else is_async(found):
+            executor.to_loop(found)
+            return
+        leases = [found] if isinstance(found, Lease) else deliveries.take(found)
+        if leases := deliveries.start(leases, executor.is_stopping):
+            self._deliver(deliveries.of(leases))
+            if len(followers) > 1 or any(map(batch_listener, followers)):
+                deliveries.put(followers)
+                followers.clear()
+            if self._ahead > RUN_AHEAD:
+                self._held.wait_settled(leases, executor.is_stopping)
+                self._ahead = 0.0
+
+    def _deliver(self, delivery: Delivery) -> None:
+        self.delivery = delivery
+        try:
+            self._cleanup.before()
+            delivery.context.run(drive, delivery.steps(), self)
+        except CallAbandoned:
+            raise
+        except BaseException:  # noqa: BLE001 - whatever it is, the thread must go on
+            log_failed(delivery.lead)
+            self.call = None
+            self._deliveries.end(delivery)
+        self._cleanup.after(delivery.lead)
 
     def make(self, call: Call) -> object:
         """Make a call."""
@@ -45,6 +94,20 @@ class Seat:
         answer = call.make()
         self.call = None
         return answer
+
+    def tidy(self) -> bool:
+        """Clean up after a call; return whether more may be called."""
+        self._cleanup.after(self.delivery.lead)
+        return self._held.is_current(self.delivery.lead) and not self._executor.stopping
+
+    def pass_on(self) -> None:
+        """Have what was decided settled."""
+        for lease, decision in self.delivery.decided:
+            if decision is not DONE:
+                self._cleanup.close_half_made()
+            if not decision.written:
+                self._ahead += lease.duration
+        self._followers += self._deliveries.pass_on(self.delivery)
 
 
 class Executor:
@@ -65,12 +128,16 @@ class Executor:
         to_loop: Callable[[Lease | Lane], None],
     ) -> None:
         """``to_loop`` has the event loop deliver an event, or the next batch of a lane."""
-        self._gate, self._ready, self._deliveries = gate, gate.ready, deliveries
-        self._held, self._sessions, self._to_loop = deliveries.held, sessions, to_loop
-        self._stuck_after = stuck_after  # seconds
+        self.gate, self.deliveries, self.sessions, self.to_loop = (
+            gate,
+            deliveries,
+            sessions,
+            to_loop,
+        )
+        self._held, self._stuck_after = deliveries.held, stuck_after  # seconds
         self.stopping = False  # set by ``stop``
         self._seats = [
-            Seat(self._run, thread_name(deliveries.alias, gate.name, f"worker-{number}"))
+            Seat(self, thread_name(deliveries.alias, gate.name, f"worker-{number}"))
             for number in range(gate.settings.WORKERS)
         ]
         # Only the watchdog's thread changes these: what hangs, what replaces it, what was logged.
@@ -85,16 +152,17 @@ class Executor:
     def stop(self) -> None:
         """Stop the threads from starting another event; may be called again."""
         self.stopping = True
-        self._ready.wake(len(self._seats))
+        self.gate.ready.wake(len(self._seats))
 
-    def _is_stopping(self) -> bool:
+    def is_stopping(self) -> bool:
+        """Return whether no other event may be started."""
         return self.stopping
 
     def join(self, give_up: Callable[[], bool]) -> bool:
         """Wait for running listeners, except abandoned ones; return whether all ended."""
         while self._is_busy() and not give_up():
             time.sleep(0.005)
-        self._ready.take_all()
+        self.gate.ready.take_all()
         return not self._is_busy()
 
     def _is_busy(self) -> bool:
@@ -146,17 +214,17 @@ class Executor:
             if not call.abandon():  # it has returned in the meantime
                 return
             self._abandoned = [*self._abandoned, seat.thread]
-            self._seats[number] = successor = Seat(self._run, seat.thread.name)
+            self._seats[number] = successor = Seat(self, seat.thread.name)
         delivery = seat.delivery
         try:
             delivery.context = delivery.context.copy()  # the policy may read what the listener set
             delivery.context.run(delivery.give_up, call)
-            self._deliveries.put(self._deliveries.pass_on(delivery))
+            self.deliveries.put(self.deliveries.pass_on(delivery))
         except BaseException:  # noqa: BLE001 - the watchdog must go on
             log_failed(delivery.lead)
-            self._deliveries.end(delivery)
+            self.deliveries.end(delivery)
         if delivery.left:
-            self._ready.put_delivery(delivery)
+            self.gate.ready.put_delivery(delivery)
         self._to_start.append(successor.thread)
 
     def _report(self) -> None:
@@ -167,7 +235,7 @@ class Executor:
                 "every thread is in a call that does not end seconds=%.0f events=%s queue=%s",
                 seconds,
                 ", ".join(f"{each.event_id} ({each.event_type})" for each in leads),
-                self._gate.name,
+                self.gate.name,
             )
         self._was_stuck = seconds > 0
         if self.has_too_many_hung_threads and not self._had_too_many_hung_threads:
@@ -175,7 +243,7 @@ class Executor:
                 "as many threads hang as the worker has, past the timeouts of their listeners; "
                 "only a new process helps threads=%d queue=%s",
                 self._hanging(),
-                self._gate.name,
+                self.gate.name,
             )
         self._had_too_many_hung_threads = self.has_too_many_hung_threads
 
@@ -194,60 +262,3 @@ class Executor:
         if len(calls) < len(found) or not latest or seconds <= self._stuck_after:
             return 0.0, []
         return seconds, calls
-
-    # -- the threads -----------------------------------------------------------------------------
-
-    def _run(self, seat: Seat) -> None:
-        cleanup = ConnectionCleanup(self._held.lease, self._sessions)
-        try:
-            self._work(seat, cleanup)
-        except CallAbandoned:
-            cleanup.close_half_made()
-            assert seat.call is not None
-            cleanup.after(seat.call.leases[0])
-        cleanup.close()
-
-    def _work(self, seat: Seat, cleanup: ConnectionCleanup) -> None:
-        while not self.stopping:
-            found = seat.followers.pop() if seat.followers else self._ready.take(IDLE_WAIT)
-            self._gate.made_room()
-            if found is None:
-                continue
-            if isinstance(found, Delivery):  # another thread has left its fallbacks
-                self._deliver(seat, found, cleanup)
-            elif found.is_awaited if isinstance(found, Lane) else is_async(found):
-                self._to_loop(found)
-            elif leases := self._deliveries.start(self._deliveries.take(found), self._is_stopping):
-                self._deliver(seat, self._deliveries.of(leases), cleanup)
-                if len(seat.followers) > 1 or any(map(batch_listener, seat.followers)):
-                    self._deliveries.put(seat.followers)
-                    seat.followers = []
-                if seat.ahead > RUN_AHEAD:
-                    self._held.wait_settled(leases, self._is_stopping)
-                    seat.ahead = 0.0
-
-    def _deliver(self, seat: Seat, delivery: Delivery, cleanup: ConnectionCleanup) -> None:
-        seat.delivery, steps = delivery, delivery.steps()
-
-        def tidy() -> bool:
-            cleanup.after(delivery.lead)
-            return self._held.is_current(delivery.lead) and not self.stopping
-
-        def pass_on() -> None:
-            if any(decision.status is not Status.DONE for _, decision in delivery.decided):
-                cleanup.close_half_made()
-            seat.ahead += sum(
-                lease.duration for lease, decision in delivery.decided if not decision.written
-            )
-            seat.followers += self._deliveries.pass_on(delivery)
-
-        try:
-            cleanup.before()
-            delivery.context.run(drive, steps, make=seat.make, tidy=tidy, pass_on=pass_on)
-        except CallAbandoned:
-            raise
-        except BaseException:  # noqa: BLE001 - whatever it is, the thread must go on
-            log_failed(delivery.lead)
-            seat.call = None
-            self._deliveries.end(delivery)
-        cleanup.after(delivery.lead)

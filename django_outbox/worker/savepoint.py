@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ..delivery.lease import Lease
-
 
 class Savepoint:
     """A savepoint around a listener; rolled back if the listener broke the transaction."""
@@ -35,8 +33,7 @@ class Savepoint:
         else:
             connection.savepoint_commit(sid)
 
-    def renew(self, lease: Lease) -> bool:
+    def renew(self) -> None:
         """End the savepoint and begin another, so that two listeners do not affect each other."""
         self.__exit__()
         self.__enter__()
-        return True

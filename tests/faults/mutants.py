@@ -246,13 +246,12 @@ MUTANTS = (
         edits=[
             (
                 "worker/executor.py",
-                "            cleanup.after(seat.call.leases[0])\n",
+                "            self._cleanup.close_half_made()\n            self._cleanup.after(",
                 """\
-            from ..listeners.outcomes import DONE
-            seat.delivery.decided = [(seat.call.leases[0], DONE)]
-            self._deliveries.pass_on(seat.delivery)
-            cleanup.after(seat.call.leases[0])
-""",
+            assert self.call is not None
+            self.delivery.decided = [(self.call.leases[0], DONE)]
+            self._deliveries.pass_on(self.delivery)
+            self._cleanup.after(""",
             )
         ],
     ),
