@@ -46,7 +46,6 @@ def delivered(listener: Any, *, event_type: str = PLACED, **options: Any) -> Dec
 
 
 def decide(lease: Lease) -> Decision:
-    """Deliver an event in this thread."""
     delivery = Delivery([lease], alias="default", is_current=lambda _: True)
     driver: Any = SimpleNamespace(make=Call.make, tidy=lambda: True, pass_on=lambda: None)
     drive(delivery.steps(), driver)
