@@ -172,11 +172,7 @@ SURVIVORS = (
     Survivor(
         name="a failed claim of offers that asks for no poll",
         edits=[
-            (
-                "worker/claimer.py",
-                "self._wakeup.want_poll()  # the offers are gone",
-                "pass  # the offers are gone",
-            )
+            ("worker/claimer.py", "self._wakeup.want_poll()  # the offers", "pass  # the offers")
         ],
         test="tests/unit/test_hot_claims.py::test_a_poll_follows_a_claim_of_offers_that_failed",
     ),
@@ -185,21 +181,15 @@ SURVIVORS = (
         edits=[
             (
                 "worker/claims.py",
-                "each.due_at, expected_queue(each.listener, each.run.queue)",
-                "each.due_at, each.run.queue",
+                "lease.locked_at, lease.due_at, lease.queue",
+                "lease.locked_at, lease.due_at, lease.run.queue",
             )
         ],
         test="tests/unit/test_hot_claims.py::test_an_offer_that_is_parked_is_not_given_back_there",
     ),
     Survivor(
         name="offers without a free thread that ask for no poll",
-        edits=[
-            (
-                "worker/claimer.py",
-                "self._wakeup.want_poll()  # perhaps no other worker runs",
-                "pass  # perhaps no other worker runs",
-            )
-        ],
+        edits=[("worker/claimer.py", "self._wakeup.want_poll()  # perhaps", "pass  # perhaps")],
         test="tests/unit/test_hot_claims.py::test_a_poll_follows_offers_for_which_no_thread_was_free",
     ),
     Survivor(
@@ -342,13 +332,7 @@ SURVIVORS = (
     ),
     Survivor(
         name="a check that is believed though the broker takes messages",
-        edits=[
-            (
-                "worker/breaker.py",
-                "trial.is_doubtful = isinstance(error, CheckFailed)",
-                "trial.is_doubtful = False",
-            )
-        ],
+        edits=[("worker/breaker.py", "= isinstance(error, CheckFailed)", "= False")],
         test="tests/test_relay_core.py"
         "::test_a_check_that_fails_although_the_broker_takes_messages_ends_in_a_probe",
     ),

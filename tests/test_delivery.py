@@ -24,6 +24,7 @@ from django_outbox.models import OutboxEvent
 from django_outbox.sql import dialect_of
 from django_outbox.sql.values import Branch, Claim
 from django_outbox.worker import routing
+from django_outbox.worker.effects import perform
 from tests.table import PLACED, endings, events_of, insert, listening, now, row, write
 from tests.waiting import wait_until
 
@@ -34,7 +35,7 @@ def leases(limit: int = 100) -> list[Lease]:
     """Claim what is due, and route it."""
     claim = Claim(me="me", lease=30, branches=[Branch("default", limit)])
     found = events_of(dialect_of(connection).claim(claim).rows)
-    routing.complete(connection, found)
+    perform(connection, routing.complete(found))
     return found
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from math import ceil, inf
 
 from .. import doorbell
@@ -16,11 +16,10 @@ from ..events import Event
 from ..listeners.queues import expected_queue
 from ..queue_settings import parked_by
 from ..signals import announce, events_claimed
-from ..sql import dialect_of
 from ..sql.values import EVENTS, STREAMS, Branch, Claim, Claimed, RescueState, Row, Table, Unclaimed
 from .coalescing import coalesce_and_complete
-from .effects import Steps, Wait
-from .gate import Gate
+from .effects import Steps, Wait, ask
+from .gate import Gate, note_claimed
 from .queues import Decisions
 from .releases import Releases
 from .rescues import report_rescues
@@ -87,7 +86,7 @@ class Claims:
         """Claim rows; ``hot`` has the events that this process offered, by id."""
         deadline, by_id = self._held.deadline(monotonic()), hot or {}
         self._held.begin_claim()
-        found: Claimed = yield lambda connection: dialect_of(connection).claim(claim)
+        found: Claimed = yield ask("claim", claim)
         now = monotonic()
         leases = [
             lease_from_row(
@@ -100,41 +99,34 @@ class Claims:
             )
             for row in found.rows
         ]
-        if hot is None:
-            self._note_sizes(leases)
-        held = self._held
+        # What this process offered may be parked meanwhile.
         may_be_paused = hot is not None or bool(self.reads.known_pauses.pauses)
-        if may_be_paused:
-            leases = yield from self._unpaused(leases)
-        leases, queues = yield lambda connection: coalesce_and_complete(connection, leases, held)
-        if self._look_at(queues):
-            yield doorbell.ring
-        leases = [each for each in leases if each.stream is None]
-        if may_be_paused and queues:  # some have a listener only now
-            leases = yield from self._unpaused(leases)
-        if self._several:
-            leases = yield from self._in_their_queues(leases)
-        new = held.add_rows(leases)
-        yield from self._report(new, "cold" if hot is None else "hot")
+        if self._several or may_be_paused:
+            leases = yield from self._placed(leases)
+        leases, queues = yield from coalesce_and_complete(leases, self._held)
+        if queues:
+            yield from self._look_at(dict.fromkeys(queues, 0.0))
+            leases = [each for each in leases if each.stream is None]
+            if self._several or may_be_paused:  # some have a listener only now
+                leases = yield from self._placed(leases)
+        new = self._held.add_rows(leases)
+        note_claimed(self._gates, new)
+        if rescued := [each for each in new if each.rescued]:
+            yield partial(report_rescues, leases=rescued)
+        source = "cold" if hot is None else "hot"
+        announce(events_claimed, sender=self._alias, count=len(new), source=source)
         self._pools.put([each for each in new if not self._ends(each)])
         if len(new) < SMALL_CLAIM:
             yield Wait(0)  # let the threads that wait for them run first
         return found
 
-    def _report(self, new: list[Lease], source: str) -> Steps[None]:
-        queues = Counter(each.queue for each in new) if self._several else None
-        for queue, gate in self._gates.items():
-            gate.claimed(len(new) if queues is None else queues[queue])
-        if rescued := [each for each in new if each.rescued]:
-            yield lambda connection: report_rescues(connection, rescued)
-        announce(events_claimed, sender=self._alias, count=len(new), source=source)
-
-    def _look_at(self, queues: set[str]) -> bool:
-        """Have rows found that were added to queues; return whether some may not start here."""
-        for queue in queues:
+    def _look_at(self, queues: Mapping[str, float]) -> Steps[None]:
+        """Have rows found that were added to queues, due since so many seconds, and wait there."""
+        for queue, waited in queues.items():
             if (gate := self._gates.get(queue)) is not None:
-                gate.poll_soon()
-        return any(not self._pools.accepts(each) for each in queues)
+                gate.poll_soon(waited)
+        if any(not self._pools.accepts(each) for each in queues):
+            yield doorbell.ring
 
     def _ends(self, lease: Lease) -> bool:
         """Return whether an event has lost too many workers, and is dead."""
@@ -144,69 +136,52 @@ class Claims:
         self._decisions.put((lease, dead_after_rescues(lease.rescues)))
         return True
 
-    def _note_sizes(self, leases: list[Lease]) -> None:
-        for queue, gate in self._gates.items():
-            some = [each for each in leases if each.run.queue == queue] if self._several else leases
-            gate.brought([each.payload_bytes for each in some])
-
-    def _unpaused(self, leases: list[Lease]) -> Steps[list[Lease]]:
-        """Release and park what is paused; return the others.
+    def _placed(self, leases: list[Lease]) -> Steps[list[Lease]]:
+        """Set the queue of each; release what is paused or to run elsewhere; return the others.
 
         What another worker has parked can be among them if this process offered it. What has a key
         is routed first, so that it waits in its order.
         """
-        known, held = self.reads.known_pauses, dict[str, int]()
-        for lease in leases:
-            pause = known.holding(lease.event_type, lease.listener, None)
-            pause = parked_by(lease.run.queue) if pause is None else pause
-            if pause is None or lease.key is not None:
-                continue
-            if self._held.get(lease.id) is None:  # else it may be running
-                held[lease.id] = pause
-        if not held:
-            return leases
-        paused = [each for each in leases if each.id in held]
-        due = [  # not where it was: its pause may have ended since
-            Unclaimed(
-                each.id, each.locked_at, each.due_at, expected_queue(each.listener, each.run.queue)
-            )
-            for each in paused
-        ]
-        left = yield lambda connection: dialect_of(connection).unclaim(me=self._me, due=due)
-        queues = {each.run.queue for each in paused}
-        yield lambda connection: known.park(connection, held, queues)
-        return [each for each in leases if each.id not in held or each.id in left]
-
-    def _in_their_queues(self, leases: list[Lease]) -> Steps[list[Lease]]:
-        """Set the queue of each; release those whose threads are busy or in other workers.
-
-        An event is found in a wrong queue if a writer did not know the listeners, or if these have
-        another queue since. It is released once, before its first try; then it runs where it is.
-        """
-        kept: list[Lease] = []
-        others: list[Lease] = []
-        rooms: dict[str, float] = {queue: each.free for queue, each in self._gates.items()}
+        known, kept, given = self.reads.known_pauses, list[Lease](), list[Unclaimed]()
+        paused, passed_on = dict[str, int](), dict[str, float]()
+        rooms: dict[str, float] = {each.name: each.free for each in self._gates.values()}
         for lease in leases:
             lease.queue = expected_queue(lease.listener, lease.run.queue)
-            room = rooms.get(lease.queue, inf)  # ``drain()`` has room for all
-            rooms[lease.queue] = room - 1
-            is_open = self._pools.accepts(lease.queue)
-            if lease.queue == lease.run.queue or (is_open and room > 0):
+            pause = known.holding(lease.event_type, lease.listener, None)
+            pause = parked_by(lease.run.queue) if pause is None else pause
+            if pause is not None and lease.key is None and self._held.get(lease.id) is None:
+                paused[lease.id] = pause
+                # Not to where it was: its pause may have ended since.
+                given.append(Unclaimed(lease.id, lease.locked_at, lease.due_at, lease.queue))
+            elif self._may_stay(lease, rooms):
                 kept.append(lease)
-            elif self._is_fresh(lease) or (lease.queue in self._gates and not is_open):  # paused
-                others.append(lease)
             else:
-                lease.queue = lease.run.queue
-                kept.append(lease)
-        if others:
-            due = [self._passed_on(each) for each in others]
-            yield lambda connection: dialect_of(connection).unclaim(me=self._me, due=due)
-            for lease in others:
-                if (gate := self._gates.get(lease.queue)) is not None:
-                    gate.poll_soon(lease.lag)
-            if self._look_at({each.queue for each in others}):
-                yield doorbell.ring
+                given.append(self._passed_on(lease))
+                passed_on[lease.queue] = max(lease.lag, passed_on.get(lease.queue, 0.0))
+        if given:
+            left = yield ask("unclaim", me=self._me, due=given)
+            kept += [each for each in leases if each.id in left and each.id in paused]
+        if paused:
+            queues = {each.run.queue for each in leases if each.id in paused}
+            yield lambda connection: known.park(connection, paused, queues)
+        yield from self._look_at(passed_on)
         return kept
+
+    def _may_stay(self, lease: Lease, rooms: dict[str, float]) -> bool:
+        """Return whether an event runs here: threads of its queue are free, or it was passed on.
+
+        It is in a wrong queue if a writer did not know the listeners, or if these have another
+        queue since. It is released once, before its first try; then it runs where it is.
+        """
+        room = rooms.get(lease.queue, inf)  # ``drain()`` has room for all
+        rooms[lease.queue] = room - 1
+        is_open = self._pools.accepts(lease.queue)
+        if lease.queue == lease.run.queue or (is_open and room > 0):
+            return True
+        if self._is_fresh(lease) or (lease.queue in self._gates and not is_open):
+            return False
+        lease.queue = lease.run.queue
+        return True
 
     def _is_fresh(self, lease: Lease) -> bool:
         """Return whether an event is due for the first time, and has not been passed on."""
@@ -272,7 +247,7 @@ class Claims:
 
     def _lease_streams(self, claim: Claim, *, alone: int = 0) -> Steps[tuple[Claimed, list[Run]]]:
         deadline = self._held.deadline(monotonic())
-        found = yield lambda connection: dialect_of(connection).claim(claim)
+        found = yield ask("claim", claim)
         runs = [self._run(row, deadline, alone) for row in found.rows]
         return found, self._held.add(runs)
 

@@ -20,14 +20,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-
-from django.db.backends.base.base import BaseDatabaseWrapper
+from functools import partial
 
 from ..clocks import monotonic
 from ..delivery.lease import Lease, lease_from_row, row_run
-from ..sql import dialect_of
 from ..sql.slots import MOST_ROWS
 from ..sql.values import FULL
+from .effects import Steps, ask
 from .held import Held
 from .rescues import report_rescues
 from .routing import complete
@@ -35,48 +34,46 @@ from .routing import complete
 Mine = dict[str, Lease]  # rows of one slot that the claim has leased and not ended, by id
 
 
-def coalesce_and_complete(
-    connection: BaseDatabaseWrapper, leases: list[Lease], held: Held
-) -> tuple[list[Lease], set[str]]:
+def coalesce_and_complete(leases: list[Lease], held: Held) -> Steps[tuple[list[Lease], set[str]]]:
     """Return what is left of a claim, with a row for each listener; and the queues that got rows.
 
     Rows that are not routed share a slot, and are coalesced there before they are routed.
     """
-    coalesced = _coalesce(connection, leases, held)
+    coalesced = yield from _coalesce(leases, held)
     unrouted = [each for each in coalesced if each.listener is None and each.slot is not None]
-    queues = complete(connection, coalesced)
+    queues = yield from complete(coalesced)
     if unrouted:  # they are in other slots now
-        coalesced = _coalesce(connection, coalesced, held)
-        queues |= complete(connection, coalesced)
+        coalesced = yield from _coalesce(coalesced, held)
+        queues |= yield from complete(coalesced)
     return coalesced, queues
 
 
-def _coalesce(connection: BaseDatabaseWrapper, leases: list[Lease], held: Held) -> list[Lease]:
+def _coalesce(leases: list[Lease], held: Held) -> Steps[list[Lease]]:
     """Return the leases with those of slots replaced by the newest of each."""
     slots: dict[str, Mine] = {}
     for lease in leases:
         # One that this worker has already may be running: it replaces none.
-        if lease.slot is not None and not held.get(lease.id) is not None:
+        if lease.slot is not None and held.get(lease.id) is None:
             slots.setdefault(lease.slot, {})[lease.id] = lease
     if not slots:
         return leases
     claimed = {row_id for mine in slots.values() for row_id in mine}
-    _end_older(connection, slots, held)
+    yield from _end_older(slots, held)
     left = [lease for mine in slots.values() for lease in mine.values()]
     return [each for each in leases if each.id not in claimed] + left
 
 
-def _end_older(connection: BaseDatabaseWrapper, slots: Mapping[str, Mine], held: Held) -> None:
+def _end_older(slots: Mapping[str, Mine], held: Held) -> Steps[None]:
     """Leave the newest row in each slot, which is leased if it is free; end the older ones."""
-    dialect, again = dialect_of(connection), [*slots]
+    again = [*slots]
     one = next(iter(slots[again[0]].values()))  # all were leased together
     while again:
-        found = dialect.pending_in_slots(slots=again, me=one.owner)
+        found = yield ask("pending_in_slots", slots=again, me=one.owner)
         rows = {
             slot: [row_id for row_id, is_leased in each if not is_leased or row_id in slots[slot]]
             for slot, each in found.items()
         }
-        _lease_newest(connection, slots, rows, held)
+        yield from _lease_newest(slots, rows, held)
         older: list[str] = []
         lost: list[Lease] = []
         for slot, ids in rows.items():
@@ -84,17 +81,15 @@ def _end_older(connection: BaseDatabaseWrapper, slots: Mapping[str, Mine], held:
             newest = next((place for place, each in enumerate(ids) if each in mine), len(ids))
             older += ids[newest + 1 :]
             lost += [mine.pop(each) for each in ids[newest + 1 :] if each in mine]
-        report_rescues(connection, [each for each in lost if each.rescued])
-        ended = dialect.end_coalesced(me=one.owner, ids=older, locked_at=one.locked_at)
+        if rescued := [each for each in lost if each.rescued]:
+            yield partial(report_rescues, leases=rescued)
+        ended = yield ask("end_coalesced", me=one.owner, ids=older, locked_at=one.locked_at)
         again = [slot for slot, each in found.items() if ended and len(each) == MOST_ROWS]
 
 
 def _lease_newest(
-    connection: BaseDatabaseWrapper,
-    slots: Mapping[str, Mine],
-    rows: Mapping[str, Sequence[str]],
-    held: Held,
-) -> None:
+    slots: Mapping[str, Mine], rows: Mapping[str, Sequence[str]], held: Held
+) -> Steps[None]:
     """Lease the newest row of each slot if it is free; another worker may be faster."""
     wanted: defaultdict[int, dict[str, Lease]] = defaultdict(dict)  # by rescues
     for slot, ids in rows.items():
@@ -103,9 +98,8 @@ def _lease_newest(
             wanted[replaced.rescues][ids[0]] = replaced
     for rescues, by_id in wanted.items():
         deadline, one = held.deadline(monotonic()), next(iter(by_id.values()))
-        for row in dialect_of(connection).lease_free(
-            me=one.owner, ids=[*by_id], locked_at=one.locked_at, lease=held.lease, rescues=rescues
-        ):
+        given = {"me": one.owner, "locked_at": one.locked_at, "lease": held.lease}
+        for row in (yield ask("lease_free", ids=[*by_id], rescues=rescues, **given)):
             replaced = by_id[row[0]]
             tail = (replaced.row[replaced.positions["due_at"]], None, replaced.locked_at)
             found = (*row, *tail)

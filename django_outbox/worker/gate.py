@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
 
 from ..conf import CENTURY, Settings
@@ -70,9 +70,8 @@ class Gate:
         self.offers = Offers(
             settings.HOT_QUEUE_CAPACITY, most_bytes=most_bytes, lock=held.lock, wakeup=wakeup
         )
-        self.report = (
-            self.breaker.record if queue.BREAKER else report_nothing
-        )  # called with each decision
+        # Called with each decision.
+        self.report = self.breaker.record if queue.BREAKER else report_nothing
         self._known_pauses, self._wakeup = known_pauses, wakeup
         self._held, self._load, self._most_bytes = held, held.load(queue.name), most_bytes
         self._max_size, self._batch = settings.COLD_QUEUE_CAPACITY, settings.POLL_BATCH_SIZE
@@ -262,16 +261,15 @@ class Gate:
         """Note what a claim of its branch has found, of all that is due."""
         self._marks[table].end_claim(found)
 
-    def brought(self, sizes: Sequence[int]) -> None:
-        """Note the bytes of the payloads that a claim brought."""
-        if sizes:
-            self._mean_payload = max(sum(sizes) / len(sizes), self._mean_payload / 2, 1.0)
-
-    def claimed(self, count: int) -> None:
-        """Count events that were claimed, and are to run here."""
-        self.free -= count
-        if count and self.rate is not None:
-            self.rate.spend(count)
+    def claimed(self, leases: Sequence[Lease]) -> None:
+        """Note events that were claimed, and are to run here."""
+        if not leases:
+            return
+        self.free -= len(leases)
+        mean = sum(each.payload_bytes for each in leases) / len(leases)
+        self._mean_payload = max(mean, self._mean_payload / 2, 1.0)
+        if self.rate is not None:
+            self.rate.spend(len(leases))
 
     def waiting(self, before: float = inf) -> list[Run]:
         """Return what has waited for a thread since ``before`` (monotonic)."""
@@ -296,3 +294,9 @@ class Gate:
             self._excluded.clear()
         self._excluded |= {each.id: each.claimed_at - each.lag for each in rows if is_async(each)}
         self.poll_soon(max(each.lag + now - each.claimed_at for each in rows))
+
+
+def note_claimed(gates: Mapping[str, Gate], leases: Sequence[Lease]) -> None:
+    """Note events that were claimed, and are to run here."""
+    for queue, gate in gates.items():
+        gate.claimed([each for each in leases if each.queue == queue])

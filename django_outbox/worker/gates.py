@@ -74,11 +74,6 @@ class Gates:
         for name in {each.queue for each in leases}:
             self.by_queue[name].ready.put(*[each for each in leases if each.queue == name])
 
-    def count(self, lease: Lease) -> None:
-        """Count an event of a stream that is to be run here."""
-        if (gate := self.by_queue.get(lease.queue)) is not None:
-            gate.claimed(1)
-
     def settle(self, lease: Lease, decision: Decision) -> None:
         """Have a decision settled."""
         self._decisions.put((lease, decision))

@@ -272,10 +272,6 @@ class Held:
                     self.changed.wait(0.1)
             self.settle_waiters -= 1
 
-    def wait_empty(self, timeout: float) -> bool:
-        with self.changed:
-            return self.changed.wait_for(lambda: not len(self), timeout)
-
     # -- what waits and what runs ----------------------------------------------------------------
 
     def late(self, before: float, queue: str) -> list[Run]:

@@ -106,7 +106,7 @@ class Parts:
             "pools": gates,
             "decisions": self._decisions,
         }
-        reads = StreamReads(known_pauses=known_pauses, count=gates.count, **parts)
+        reads = StreamReads(known_pauses=known_pauses, gates=gates.by_queue, **parts)
         claims = Claims(reads=reads, gates=gates.by_queue, **parts)
         return Claimer(
             settings=self.settings,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
@@ -17,6 +18,7 @@ from ..listeners.queues import UNROUTED, Route, missing_of, receipt_of, routes_o
 from ..sql import dialect_of
 from ..sql.sequence_numbers import Place
 from ..sql.transactions import all_or_nothing
+from .effects import Steps
 
 
 def is_whole(
@@ -28,7 +30,7 @@ def is_whole(
     return not missing_of(aggregate_type, event_type, routes or "")
 
 
-def complete(connection: BaseDatabaseWrapper, leases: Iterable[Lease]) -> set[str]:
+def complete(leases: Iterable[Lease]) -> Steps[set[str]]:
     """Give events to the listeners that they lack; return the queues that got rows.
 
     A row with a key that was not routed is in a stream afterwards, and not leased any more.
@@ -42,9 +44,9 @@ def complete(connection: BaseDatabaseWrapper, leases: Iterable[Lease]) -> set[st
             kind = lease.aggregate_type, lease.event_type, lease.run.queue
             unrouted[kind].append(lease)
         else:
-            queues |= _complete(connection, lease)
+            queues |= yield partial(_complete, lease=lease)
     for some in unrouted.values():
-        queues |= _route(connection, some)
+        queues |= yield partial(_route, leases=some)
     return queues
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from math import inf
+from types import MappingProxyType
 from typing import Any
 
 from .. import doorbell
@@ -18,9 +19,9 @@ from ..listeners.outcomes import Status
 from ..listeners.queues import expected_queue
 from ..queue_settings import parked_queue
 from ..signals import announce, events_claimed
-from ..sql import dialect_of
 from ..sql.values import KEYED, Row, StreamQuery, StreamRows
-from .effects import Steps
+from .effects import Steps, ask
+from .gate import Gate, note_claimed
 from .held import ids_and_leases
 from .pauses import KnownPauses
 from .queues import Decisions
@@ -51,14 +52,14 @@ class StreamReads:
         pools: Threads,
         decisions: Decisions,
         known_pauses: KnownPauses,
+        gates: Mapping[str, Gate] = MappingProxyType({}),
         at: datetime | None = None,
-        count: Callable[[Lease], None] = lambda lease: None,
     ) -> None:
-        """``count`` is called for each event; ``at`` is used by ``drain()`` instead of now."""
+        """``at`` is used by ``drain()`` instead of now."""
         self._settings, self._releases, self._pools = settings, releases, pools
         self._me, self._held, self._runs = releases.me, releases.held, releases.runs
         self._decisions, self.known_pauses = decisions, known_pauses
-        self._at, self._count = at, count
+        self._at, self._gates = at, gates
         self.exclude: list[str] = []  # streams that are not claimed again
         self.routed = 0  # events so far that were given to listeners they lacked
         self.parked = 0  # streams so far whose first events are paused
@@ -81,12 +82,12 @@ class StreamReads:
             dead_too=settings.ON_DEAD == "block",
             only_due_retries=not settings.STOP_ON_FIRST_FAILURE,
         )
-        streams = yield lambda connection: dialect_of(connection).read_streams(read)
+        streams = yield ask("read_streams", read)
         while (yield from self._complete(streams)):
-            streams = yield lambda connection: dialect_of(connection).read_streams(read)
+            streams = yield ask("read_streams", read)
         retries: dict[str, datetime] = {}
         if read.only_due_retries and streams:
-            retries = yield lambda connection: dialect_of(connection).next_retries(read)
+            retries = yield ask("next_retries", read)
         mine = {each.name for each in streams}
         self._held.lose(each for each in runs if each.id not in mine)
         if any(self._pause_of(row) is not None for each in streams for row in each.rows[:1]):
@@ -105,9 +106,7 @@ class StreamReads:
             for row in found.rows
             if row[STATUS] != Status.DEAD and not is_whole(*(row[each] for each in ROUTE_COLUMNS))
         ]
-        if not lacking:
-            return False
-        queues = yield lambda connection: complete(connection, lacking)
+        queues = yield from complete(lacking)
         self.routed += len(lacking) if queues else 0
         if any(not self._pools.accepts(each) for each in queues):
             yield doorbell.ring
@@ -117,32 +116,26 @@ class StreamReads:
         self, streams: Sequence[StreamRows], limit: int, retries: Mapping[str, datetime]
     ) -> Steps[int]:
         """Hand out what was read, or release it to the workers of its queue; return the events."""
-        taken: list[Lease] = []
-        rescued: list[Lease] = []
-        ready: list[StreamRead] = []
-        deadly: list[Lease] = []
+        taken, ready = list[Lease](), list[StreamRead]()
         for found in streams:
-            run = self._held.get(found.name)
-            if run is None:
+            if (run := self._held.get(found.name)) is None:
                 continue
             read = self._plan(run, found, limit, retries.get(found.name))
-            leases = read.leases
-            if leases and not self._pools.accepts(leases[0].queue):
-                self._runs.leave(run, leases[0].queue)
+            if read.leases and not self._pools.accepts(read.leases[0].queue):
+                self._runs.leave(run, read.leases[0].queue)
                 continue
-            taken += leases
-            rescued += [each for each in leases if each.rescued]
-            if leases and run.rescues >= self._settings.MAX_RESCUES:
-                leases[0].decided = True
-                deadly.append(leases[0])
+            taken += read.leases
             ready.append(read)
-        if rescued:
-            yield lambda connection: report_rescues(connection, rescued)
+        if rescued := [each for each in taken if each.rescued]:
+            yield partial(report_rescues, leases=rescued)
+        # Only of a head, and only if the worker was lost with its stream, is it more than 0.
+        deadly = [each for each in taken if each.rescues >= self._settings.MAX_RESCUES]
+        for lease in deadly:
+            lease.decided = True
         self._runs.add_events(ready)
         for lease in deadly:
             self._decisions.put((lease, dead_after_rescues(lease.rescues)))
-        for lease in taken:
-            self._count(lease)
+        note_claimed(self._gates, taken)
         return len(taken)
 
     def _plan(self, run: Run, found: StreamRows, limit: int, retry: datetime | None) -> StreamRead:

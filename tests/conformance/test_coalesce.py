@@ -17,6 +17,7 @@ from django_outbox.listeners.outcomes import COALESCED, Status
 from django_outbox.models import OutboxEvent, OutboxPause, OutboxStream
 from django_outbox.sql import dialect_of
 from django_outbox.worker.coalescing import coalesce_and_complete
+from django_outbox.worker.effects import perform
 from django_outbox.worker.held import Held
 from tests.plans import sent
 from tests.table import (
@@ -337,7 +338,7 @@ def test_what_runs_here_already_replaces_none() -> None:
         end_leases([running])
         older = put(1)
         OutboxEvent.objects.filter(pk=older).update(seq=1)
-        left, _ = coalesce_and_complete(connection, events_of(claimed().rows), held)
+        left, _ = perform(connection, coalesce_and_complete(events_of(claimed().rows), held))
     assert sorted(each.id for each in left) == [running, older]
     assert ended(older) == []
 

@@ -303,11 +303,7 @@ OWN = (
         name="a failed hot claim that asks for no poll",
         kind="lost answers",
         edits=[
-            (
-                "worker/claimer.py",
-                "self._wakeup.want_poll()  # the offers are gone",
-                "pass  # the offers are gone",
-            )
+            ("worker/claimer.py", "self._wakeup.want_poll()  # the offers", "pass  # the offers")
         ],
     ),
     Broken(

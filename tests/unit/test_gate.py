@@ -87,7 +87,7 @@ def test_its_rate_says_when_there_is_room_again(clock: Clock) -> None:
     assert queue() == 0
     clock.advance(WORTHWHILE)
     assert queue() == 5
-    queue.gate.claimed(5)
+    queue.gate.claimed([lease() for _ in range(5)])
     queue.gate.ended_poll(None, asked_at=clock())
     assert queue() == 0
     assert WORTHWHILE - 0.05 < queue.again <= WORTHWHILE
