@@ -91,6 +91,12 @@ class Child:
         assert self._process is not None
         os.killpg(self._process.pid, number)
 
+    def halt(self) -> None:
+        """Stop the process, and return once it has stopped: until then it may still answer."""
+        self.send(signal.SIGSTOP)
+        assert self._process is not None
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)
+
     def stop(self, number: int = signal.SIGTERM) -> None:
         """End the process, a paused one too; repeating that is harmless."""
         if self._process is None:
@@ -126,7 +132,7 @@ class Broker:
         self._child.stop(signal.SIGKILL)
 
     def pause(self) -> None:
-        self._child.send(signal.SIGSTOP)
+        self._child.halt()
 
     def resume(self) -> None:
         self._child.send(signal.SIGCONT)

@@ -40,6 +40,10 @@ class Relay:
         """Keep what is sent to oneself, and say nothing: connections stay, half open."""
         self._through.clear()
 
+    def release(self) -> None:
+        """Let through what was held."""
+        self._through.set()
+
     def cut(self) -> None:
         """Refuse new connections and break the open ones."""
         self._through.set()

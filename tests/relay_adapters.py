@@ -1,11 +1,14 @@
 """What differs between brokers for the contract of relays: where messages go, and how to read them.
 
-Kafka's is Tansu, a real broker that speaks its protocol and keeps its records in memory.
+Kafka's is Tansu, a real broker that speaks its protocol and keeps its records in memory. AWS's is
+moto's server; it and the receiver of webhooks run in this process, behind a way that can be cut.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
+import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +18,8 @@ from uuid import uuid4
 import pytest
 
 from tests import brokers
+from tests.receiver import Receiver, receiving
+from tests.relay import Relay
 from tests.relay_messages import message, messages
 from tests.waiting import wait_until
 
@@ -34,8 +39,11 @@ class Adapter:
     backend: ClassVar[str]
     client: ClassVar[str]  # the module of the client
     prefix: ClassVar[str] = "ce-"  # of CloudEvents attributes
-    refused: ClassVar[str]  # the class of the outcome for ``refusing``
+    refusal: ClassVar[str] = ""  # what is said of a message to ``refusing``
     is_logged: ClassVar[bool] = False  # whether the client itself logs an outage
+    in_order: ClassVar[bool] = True  # whether messages without a key keep their order
+    silence: ClassVar[tuple[str, ...]] = ("Unconfirmed",)  # outcomes if nothing is answered
+    many: ClassVar[int] = 500  # messages of a large batch
     broker: Any
 
     def __init__(self, directory: Path) -> None:
@@ -45,8 +53,9 @@ class Adapter:
         """Return the OPTIONS of a relay that sends to ``name``."""
         raise NotImplementedError
 
-    def prepare(self, name: str) -> None:
-        """Make what messages to ``name`` are stored in."""
+    def prepare(self, name: str) -> str:
+        """Make what messages are stored in; return TO of messages for it."""
+        return name
 
     def refusing(self, name: str) -> str:
         """Return TO of messages that the broker refuses."""
@@ -62,7 +71,7 @@ class Adapter:
 
 class Redis(Adapter):
     backend = "redis.Stream"
-    client, refused = "redis", "Refused"
+    client, refusal = "redis", "WRONGTYPE"
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
@@ -152,7 +161,7 @@ class Consumer:
 
 class RabbitMQ(Adapter):
     backend = "rabbitmq.RabbitMQ"
-    client, refused = "aio_pika", "Refused"
+    client, refusal = "aio_pika", "unroutable: no queue is bound"
     prefix, is_logged = "cloudEvents:", True
 
     def __init__(self, directory: Path) -> None:
@@ -162,8 +171,9 @@ class RabbitMQ(Adapter):
     def options(self, name: str) -> dict[str, Any]:
         return {"url": self.broker.url, "exchange": name}
 
-    def prepare(self, name: str) -> None:
+    def prepare(self, name: str) -> str:
         self._consumers[name] = Consumer(self.broker.url, key=name, exchange=name)
+        return name
 
     def refusing(self, name: str) -> str:
         return "nobody.listens"
@@ -228,7 +238,7 @@ class Stream:
 
 class Nats(Adapter):
     backend = "nats.JetStream"
-    client, refused = "nats", "NoStream"
+    client, refusal = "nats", "add it to a stream"
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
@@ -237,8 +247,9 @@ class Nats(Adapter):
     def options(self, name: str) -> dict[str, Any]:
         return {"servers": self.broker.url}
 
-    def prepare(self, name: str) -> None:
+    def prepare(self, name: str) -> str:
         self._streams[name] = Stream(self.broker.url, name, subjects=[name])
+        return name
 
     def refusing(self, name: str) -> str:
         return "nobody.listens"
@@ -255,8 +266,7 @@ class Nats(Adapter):
 
 class Kafka(Adapter):
     backend = "kafka.Kafka"
-    client, refused = "confluent_kafka", ""
-    prefix = "ce_"
+    client, prefix = "confluent_kafka", "ce_"
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
@@ -265,8 +275,9 @@ class Kafka(Adapter):
     def options(self, name: str) -> dict[str, Any]:
         return {"bootstrap.servers": self.broker.url}
 
-    def prepare(self, name: str) -> None:
+    def prepare(self, name: str) -> str:
         create(self.broker.url, name)
+        return name
 
     def impossible(self, name: str) -> dict[str, Any]:
         return {"to": "not a topic"}
@@ -310,4 +321,144 @@ def records(servers: str, topic: str = "orders") -> list[Any]:
     return found
 
 
-ADAPTERS = {"redis": Redis, "rabbitmq": RabbitMQ, "nats": Nats, "kafka": Kafka}
+class Way:
+    """The broker of an adapter: the way to a server in this process."""
+
+    def __init__(self, port: int) -> None:
+        self._way = Relay(lambda: socket.create_connection(("127.0.0.1", port)))
+        self.port = self._way.port
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.start = self.restart = self._way.open
+        self.kill, self.pause, self.resume = self._way.cut, self._way.hold, self._way.release
+        self.end: Callable[[], Any] = lambda: None
+
+    def stop(self) -> None:
+        self.kill()
+        self.end()
+
+
+class Webhook(Adapter):
+    backend = "http.Webhook"
+    client, refusal = "httpx", "answered 400"
+    in_order, silence = False, ("Refused", "Defer", "BrokerUnavailable")
+    OWN = ("host", "user-agent", "accept-encoding", "content-length")  # headers of any request
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        running = receiving()
+        self._receiver: Receiver = running.__enter__()
+        self._receiver.answer = lambda path, body: (400 if path == "/no" else 204, {}, b"")
+        self.broker = Way(self._receiver.port)
+        self.broker.end = lambda: running.__exit__(None, None, None)
+
+    def options(self, name: str) -> dict[str, Any]:
+        from django_outbox.relays.http_hosts import hosts
+
+        hosts.clear()  # of this process, which other tests share
+        return {"allow_http": True, "allow_private": True}
+
+    def prepare(self, name: str) -> str:
+        return f"{self.broker.url}/{name}"
+
+    def refusing(self, name: str) -> str:
+        return f"{self.broker.url}/no"
+
+    def impossible(self, name: str) -> dict[str, Any]:
+        return {"headers": {"x y": "a"}}
+
+    def stored(self, name: str) -> list[Stored]:
+        found = []
+        for path, sent, body in self._receiver.received:
+            headers = {
+                each: value.encode("latin-1").decode()
+                for each, value in sent.items()
+                if each not in self.OWN and not each.startswith("webhook-")
+            }
+            if name.endswith(path):
+                kind = headers["content-type"]
+                found.append(Stored(body=body, headers=headers, content_type=kind))
+        return found
+
+
+class SQS(Adapter):
+    backend = "aws.SQS"
+    client, refusal = "boto3", "NonExistentQueue|QueueDoesNotExist"
+    in_order, many = False, 30  # moto is slow
+    silence = ("Unconfirmed", "BrokerUnavailable", "Defer")
+    ACCESS: ClassVar = {
+        "region_name": "eu-central-1",
+        "aws_access_key_id": "AKIATESTING",
+        "aws_secret_access_key": "open-sesame",
+    }
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        moto = pytest.importorskip("moto.server")
+        server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+        server.start()
+        self.endpoint = "http://{}:{}".format(*server.get_host_and_port())
+        self.broker, self._queues = Way(server.get_host_and_port()[1]), dict[str, str]()
+        self.broker.end = server.stop
+
+    def asked(self, service: str = "sqs") -> Any:
+        """Return a client that reaches moto whatever becomes of the way."""
+        import boto3
+
+        return boto3.client(service, endpoint_url=self.endpoint, **self.ACCESS)
+
+    def options(self, name: str) -> dict[str, Any]:
+        return {"endpoint_url": self.broker.url, **self.ACCESS}
+
+    def prepare(self, name: str) -> str:
+        self._queues[name] = self.asked().create_queue(QueueName=name)["QueueUrl"]
+        return name
+
+    def refusing(self, name: str) -> str:
+        return "missing"
+
+    def impossible(self, name: str) -> dict[str, Any]:
+        return {"body": '"\ufffe"'.encode()}
+
+    def stored(self, name: str) -> list[Stored]:
+        client, url, found = self.asked(), self._queues[name], list[Stored]()
+        while some := client.receive_message(
+            QueueUrl=url, MessageAttributeNames=["All"], MaxNumberOfMessages=10
+        ).get("Messages", ()):
+            for each in some:
+                client.delete_message(QueueUrl=url, ReceiptHandle=each["ReceiptHandle"])
+                given = each["MessageAttributes"]
+                headers = {key: value["StringValue"] for key, value in given.items()}
+                headers |= json.loads(headers.pop("headers", "{}"))
+                kind = headers["content-type"]
+                found.append(Stored(body=each["Body"].encode(), headers=headers, content_type=kind))
+        return found
+
+
+class SNS(SQS):
+    backend, refusal = "aws.SNS", "NotFound"
+
+    def prepare(self, name: str) -> str:
+        super().prepare(name)
+        topic = self.asked("sns").create_topic(Name=name)["TopicArn"]
+        self._queues[topic] = self._queues[name]
+        self.asked("sns").subscribe(
+            TopicArn=topic,
+            Protocol="sqs",
+            Endpoint=topic.replace(":sns:", ":sqs:"),
+            Attributes={"RawMessageDelivery": "true"},
+        )
+        return str(topic)
+
+    def refusing(self, name: str) -> str:
+        return f"{name}-missing"
+
+
+ADAPTERS = {
+    "redis": Redis,
+    "rabbitmq": RabbitMQ,
+    "nats": Nats,
+    "kafka": Kafka,
+    "webhook": Webhook,
+    "sqs": SQS,
+    "sns": SNS,
+}

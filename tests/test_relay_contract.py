@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -17,6 +18,7 @@ import django_outbox as outbox
 from django_outbox.exceptions import Unrecoverable
 from django_outbox.models import OutboxEvent, OutboxPause
 from django_outbox.relays import BrokerUnavailable
+from django_outbox.relays.backend import Refused
 from django_outbox.relays.session import Session
 from tests import relay_messages
 from tests.relay_adapters import ADAPTERS, Adapter
@@ -50,10 +52,8 @@ def own(request: Any, tmp_path: Any) -> Iterator[Adapter]:
 
 
 def named(adapter: Adapter) -> str:
-    """Return a new stream, topic or queue."""
-    found = f"test-{uuid4()}"
-    adapter.prepare(found)
-    return found
+    """Return TO for a new stream, topic, queue or path."""
+    return adapter.prepare(f"test-{uuid4()}")
 
 
 @pytest.fixture
@@ -87,31 +87,40 @@ def check(session: Session) -> None:
 # --- a batch --------------------------------------------------------------------------------------
 
 
-def test_500_messages_are_confirmed_and_stored_in_order(adapter: Adapter, name: str) -> None:
-    batch = [message(name, body=b'{"n":%d}' % n) for n in range(500)]
+def bodies(adapter: Adapter, found: Sequence[Any]) -> list[bytes]:
+    """Return bodies as the broker keeps them: in their order, or in any."""
+    return (
+        [each.body for each in found] if adapter.in_order else sorted(each.body for each in found)
+    )
+
+
+def test_a_large_batch_is_confirmed_and_stored(adapter: Adapter, name: str) -> None:
+    batch = [message(name, body=b'{"n":%d}' % n) for n in range(adapter.many)]
     with connected(adapter, name) as session:
         check(session)
-        assert publish(session, batch) == [None] * 500
-    assert [each.body for each in adapter.stored(name)] == [each.body for each in batch]
+        assert publish(session, batch, within=60) == [None] * adapter.many
+    assert bodies(adapter, adapter.stored(name)) == bodies(adapter, batch)
 
 
 def test_two_threads_publish_at_a_time(adapter: Adapter, name: str) -> None:
-    batches = [[message(name, body=b"%d-%d" % (at, n)) for n in range(300)] for at in (0, 1)]
+    many = range(adapter.many // 2)
+    batches = [[message(name, body=b"%d-%d" % (at, n)) for n in many] for at in (0, 1)]
     found: dict[int, Any] = {}
+
+    def send(at: int) -> None:
+        found[at] = publish(session, batches[at], within=60)
+
     with connected(adapter, name) as session:
-        threads = [
-            threading.Thread(target=lambda at=at: found.update({at: publish(session, batches[at])}))
-            for at in (0, 1)
-        ]
+        threads = [threading.Thread(target=send, args=(at,)) for at in (0, 1)]
         for each in threads:
             each.start()
         for each in threads:
             each.join(60)
-    assert found == {0: [None] * 300, 1: [None] * 300}
-    bodies = [each.body for each in adapter.stored(name)]
+    assert found == {0: [None for _ in many], 1: [None for _ in many]}
+    stored = adapter.stored(name)
     for batch in batches:
-        mine = [each.body for each in batch]
-        assert [each for each in bodies if each in {*mine}] == mine
+        mine = [each for each in stored if each.body[:2] == batch[0].body[:2]]
+        assert bodies(adapter, mine) == bodies(adapter, batch)
 
 
 def test_what_cannot_be_sent_fails_alone(adapter: Adapter, name: str) -> None:
@@ -124,17 +133,17 @@ def test_what_cannot_be_sent_fails_alone(adapter: Adapter, name: str) -> None:
 
 
 def test_what_the_broker_refuses_fails_alone(adapter: Adapter, name: str) -> None:
-    if not adapter.refused:
+    if not adapter.refusal:
         pytest.skip("a test on librdkafka's mock cluster has it refuse")
     refusing = adapter.refusing(name)
-    batch = [message((name, refusing)[n % 2]) for n in range(500)]
+    batch = [message((name, refusing)[n % 2]) for n in range(adapter.many)]
     with connected(adapter, name) as session:
-        outcomes = publish(session, batch)
+        outcomes = publish(session, batch, within=60)
         assert publish(session, [message(name)]) == [None]
-    assert outcomes[::2] == [None] * 250
-    assert kinds(outcomes[1::2]) == {adapter.refused: 250}
-    assert refusing in str(outcomes[1])
-    assert len(adapter.stored(name)) == 251
+    assert outcomes[::2] == [None] * (adapter.many // 2)
+    assert all(isinstance(each, Refused) for each in outcomes[1::2])
+    assert re.search(adapter.refusal, str(outcomes[1]))
+    assert len(adapter.stored(name)) == adapter.many // 2 + 1
 
 
 # --- outages --------------------------------------------------------------------------------------
@@ -153,17 +162,18 @@ def test_a_killed_broker_comes_back(
             with pytest.raises(BrokerUnavailable):
                 check(session)
             with (
-                pytest.raises(BrokerUnavailable, match=r"refused|reached"),
-                connected(adapter, name, timeout=1),
+                pytest.raises(BrokerUnavailable, match=r"refused|reached|connect"),
+                connected(adapter, name, timeout=1) as another,
             ):
-                pass
+                check(another)
             if not adapter.is_logged:
-                assert (caplog.records, capfd.readouterr()) == ([], ("", ""))
+                logged = [each for each in caplog.records if each.name != "werkzeug"]  # moto's
+                assert (logged, capfd.readouterr()) == ([], ("", ""))
     with connected(adapter, name) as session:
         check(session)
-        last = message(name, body=b"last")
+        last = message(name, body=b"~last")
         assert publish(session, [last]) == [None]
-    assert adapter.stored(name)[-1].body == b"last"
+    assert bodies(adapter, adapter.stored(name))[-1] == b"~last"
 
 
 def test_a_broker_that_does_not_answer(adapter: Adapter, name: str) -> None:
@@ -176,7 +186,7 @@ def test_a_broker_that_does_not_answer(adapter: Adapter, name: str) -> None:
             outcomes = []
         finally:
             adapter.broker.resume()
-    assert {*kinds(outcomes)} <= {"Unconfirmed"}
+    assert {*kinds(outcomes)} <= {*adapter.silence}
     with connected(adapter, name) as session:
         assert publish(session, messages(1, name)) == [None]
 
