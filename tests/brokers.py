@@ -185,16 +185,13 @@ class RabbitMQ(Broker):
         self._resume()
 
     def restart(self) -> None:
-        """Start again after ``kill`` or ``halt``, with the same port and data."""
+        """Start again after ``kill``, with the same port and data."""
         self._resume()
 
     def _resume(self) -> None:
         self._child.start([self._server], self._env())
         # It listens once its boot has ended, and then names its ways to log in.
         self._child.wait_for(lambda: answers(self.port, b"AMQP\0\0\x09\x01", b"PLAIN"))
-
-    def halt(self) -> None:
-        self._child.stop()
 
     def stop(self) -> None:
         self._child.stop(signal.SIGKILL)

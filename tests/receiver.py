@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from ipaddress import ip_address
@@ -22,7 +21,6 @@ class Receiver:
     def __init__(self, *, certificate: tuple[Path, Path] | None = None, port: int = 0) -> None:
         self.received: list[tuple[str, dict[str, str], bytes]] = []  # path, headers, body
         self.connections, self.in_flight, self.most = 0, 0, 0
-        self.sockets: list[socket.socket] = []
         self.answer: Callable[[str, bytes], Answer] = lambda path, body: (204, {}, b"")
         self.hold = threading.Event()  # unset: requests wait
         self.hold.set()
@@ -35,14 +33,6 @@ class Receiver:
             self.server.context = context
         self.origin = f"{'https' if certificate else 'http'}://127.0.0.1:{self.port}"
         self.url = f"{self.origin}/hooks"
-
-    def close_connections(self) -> None:
-        """Close all connections, as a server closes those that are idle for long."""
-        with self.lock:
-            for each in self.sockets:
-                with suppress(OSError):
-                    each.shutdown(socket.SHUT_RDWR)
-            self.sockets.clear()
 
     def ids(self) -> list[str]:
         return [headers["webhook-id"] for _, headers, _ in self.received]
@@ -58,7 +48,6 @@ class Receiver:
                 super().setup()
                 with receiver.lock:
                     receiver.connections += 1
-                    receiver.sockets.append(self.connection)
 
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["content-length"]))

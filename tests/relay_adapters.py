@@ -44,6 +44,8 @@ class Adapter:
     in_order: ClassVar[bool] = True  # whether messages without a key keep their order
     silence: ClassVar[tuple[str, ...]] = ("Unconfirmed",)  # outcomes if nothing is answered
     many: ClassVar[int] = 500  # messages of a large batch
+    # Bytes of answers after which a connection is cut in mid-batch, and of each message's body.
+    cut: ClassVar[tuple[int, int] | None] = None
     broker: Any
 
     def __init__(self, directory: Path) -> None:
@@ -61,8 +63,8 @@ class Adapter:
         """Return TO of messages that the broker refuses."""
         raise NotImplementedError
 
-    def impossible(self, name: str) -> dict[str, Any]:
-        """Return what makes a message one that cannot be sent."""
+    def impossible(self, name: str) -> list[tuple[dict[str, Any], str]]:
+        """Return what makes messages ones that cannot be sent, and what is said of each."""
         raise NotImplementedError
 
     def stored(self, name: str) -> list[Stored]:
@@ -85,8 +87,8 @@ class Redis(Adapter):
             client.set(f"{name}-text", "not a stream")
         return f"{name}-text"
 
-    def impossible(self, name: str) -> dict[str, Any]:
-        return {"headers": {"name": "\ud800"}}
+    def impossible(self, name: str) -> list[tuple[dict[str, Any], str]]:
+        return []
 
     def stored(self, name: str) -> list[Stored]:
         with self._connected() as client:
@@ -162,11 +164,13 @@ class Consumer:
 class RabbitMQ(Adapter):
     backend = "rabbitmq.RabbitMQ"
     client, refusal = "aio_pika", "unroutable: no queue is bound"
-    prefix, is_logged = "cloudEvents:", True
+    prefix, is_logged, cut = "cloudEvents:", True, (21, 30_000)  # one confirmation
+    LARGEST = 200_000  # bytes of a message that the broker takes
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
-        self.broker, self._consumers = brokers.RabbitMQ(directory), dict[str, Consumer]()
+        self.broker = brokers.RabbitMQ(directory, max_message_size=self.LARGEST)
+        self._consumers = dict[str, Consumer]()
 
     def options(self, name: str) -> dict[str, Any]:
         return {"url": self.broker.url, "exchange": name}
@@ -178,8 +182,14 @@ class RabbitMQ(Adapter):
     def refusing(self, name: str) -> str:
         return "nobody.listens"
 
-    def impossible(self, name: str) -> dict[str, Any]:
-        return {"headers": {"ä" * 65: "x"}}
+    def impossible(self, name: str) -> list[tuple[dict[str, Any], str]]:
+        return [
+            ({"to": "ä" * 128}, "routing key"),
+            ({"event_type": "ä" * 128}, "event type"),
+            ({"headers": {"ä" * 65: "x"}}, "header name"),
+            ({"headers": {f"n{n}": "x" * 4000 for n in range(40)}}, "frame"),
+            ({"body": b"x" * (self.LARGEST + 1)}, "message size"),
+        ]
 
     def stored(self, name: str) -> list[Stored]:
         consumer = self._consumers[name]
@@ -239,6 +249,8 @@ class Stream:
 class Nats(Adapter):
     backend = "nats.JetStream"
     client, refusal = "nats", "add it to a stream"
+    cut = (5000, 15)  # some thirty acknowledgements
+    LARGEST = 102_400  # bytes of a message that the server takes
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
@@ -254,8 +266,22 @@ class Nats(Adapter):
     def refusing(self, name: str) -> str:
         return "nobody.listens"
 
-    def impossible(self, name: str) -> dict[str, Any]:
-        return {"headers": {"trace": "a\r\nNats-Rollup: all"}}
+    def impossible(self, name: str) -> list[tuple[dict[str, Any], str]]:
+        subjects = [
+            "a b",
+            "a\r\nPUB b 0",
+            "a\0b",
+            *"a.* a.> a..b .a a. $JS.API.STREAM.INFO".split(),
+        ]
+        headers = {"trace": "a\r\nNats-Rollup: all", "a:b": "x", "ä": "x", "": "x", "x": "a\nb"}
+        return [
+            *(({"to": each}, "not a subject") for each in subjects),
+            *(({"headers": {each: headers[each]}}, "cannot be sent") for each in headers),
+            ({"to": "a" * 2049}, "more than 2048 bytes"),
+            ({"body": b"x" * (self.LARGEST + 1)}, "max_payload"),
+            ({"body": b"x" * (self.LARGEST - 100)}, "max_payload"),  # with the headers
+            ({"headers": {"long": "x" * self.LARGEST}}, "max_payload"),
+        ]
 
     def stored(self, name: str) -> list[Stored]:
         return [
@@ -279,8 +305,11 @@ class Kafka(Adapter):
         create(self.broker.url, name)
         return name
 
-    def impossible(self, name: str) -> dict[str, Any]:
-        return {"to": "not a topic"}
+    def impossible(self, name: str) -> list[tuple[dict[str, Any], str]]:
+        return [
+            *(({"to": each}, "not a name of a Kafka topic") for each in ("a b", "..", "x" * 250)),
+            ({"body": b"x" * 1_100_000}, "more than the client's message.max.bytes"),
+        ]
 
     def stored(self, name: str) -> list[Stored]:
         found = []
@@ -363,8 +392,15 @@ class Webhook(Adapter):
     def refusing(self, name: str) -> str:
         return f"{self.broker.url}/no"
 
-    def impossible(self, name: str) -> dict[str, Any]:
-        return {"headers": {"x y": "a"}}
+    def impossible(self, name: str) -> list[tuple[dict[str, Any], str]]:
+        return [
+            *(({"headers": {"x": each}}, "control char") for each in ("a\r\nb: c", "a\nb", "a\0b")),
+            *(
+                ({"headers": {each: "a"}}, "not a valid name")
+                for each in ("x y", "x\r\nx-evil", "x:", "", "größe")
+            ),
+            *(({"event_id": each}, "webhook-id has to be") for each in ("ä", "a\nb")),
+        ]
 
     def stored(self, name: str) -> list[Stored]:
         found = []
@@ -416,8 +452,12 @@ class SQS(Adapter):
     def refusing(self, name: str) -> str:
         return "missing"
 
-    def impossible(self, name: str) -> dict[str, Any]:
-        return {"body": '"\ufffe"'.encode()}
+    def impossible(self, name: str) -> list[tuple[dict[str, Any], str]]:
+        return [
+            ({"body": '"\ufffe"'.encode()}, "U+FFFE"),
+            ({"body": b"x" * 1_048_577}, "1048"),
+            ({"to": "no queue"}, "TO is 'no queue'; expected the"),
+        ]
 
     def stored(self, name: str) -> list[Stored]:
         client, url, found = self.asked(), self._queues[name], list[Stored]()

@@ -22,7 +22,7 @@ from django_outbox.relays.backend import Refused
 from django_outbox.relays.session import Session
 from tests import relay_messages
 from tests.relay_adapters import ADAPTERS, Adapter
-from tests.relay_messages import kinds, message, messages, opened, publish, use_relay
+from tests.relay_messages import Proxy, kinds, message, messages, opened, publish, use_relay
 from tests.waiting import wait_until
 
 on_the_table = pytest.mark.django_db(transaction=True)
@@ -124,12 +124,17 @@ def test_two_threads_publish_at_a_time(adapter: Adapter, name: str) -> None:
 
 
 def test_what_cannot_be_sent_fails_alone(adapter: Adapter, name: str) -> None:
-    bad = message(**{"to": name, **adapter.impossible(name)})
+    cases = [({"headers": {"name": "\ud800"}}, "is not text"), *adapter.impossible(name)]
+    batch = [message(**{"to": name, **given}) for given, _ in cases]
     with connected(adapter, name) as session:
-        outcomes = publish(session, [message(name), bad, message(name)])
+        outcomes = publish(session, [each for bad in batch for each in (bad, message(name))])
         assert publish(session, [message(name)]) == [None]
-    assert isinstance(outcomes[1], Unrecoverable)
-    assert (outcomes[0], outcomes[2], len(adapter.stored(name))) == (None, None, 3)
+    for (_, said), outcome in zip(cases, outcomes[::2], strict=True):
+        assert isinstance(outcome, Unrecoverable), outcome
+        assert said in str(outcome)
+    assert outcomes[1::2] == [None] * len(cases)
+    # More than once, perhaps, what was refused together with another.
+    assert len({each.headers["event-id"] for each in adapter.stored(name)}) == len(cases) + 1
 
 
 def test_what_the_broker_refuses_fails_alone(adapter: Adapter, name: str) -> None:
@@ -174,6 +179,29 @@ def test_a_killed_broker_comes_back(
         last = message(name, body=b"~last")
         assert publish(session, [last]) == [None]
     assert bodies(adapter, adapter.stored(name))[-1] == b"~last"
+
+
+def test_a_connection_that_is_cut_in_mid_batch(adapter: Adapter, name: str) -> None:
+    """What was confirmed before stays confirmed; the rest may be there or not."""
+    if adapter.cut is None:
+        pytest.skip("its answers come all at once, or each has a connection for itself")
+    proxy, port = Proxy(adapter.broker.port), str(adapter.broker.port)
+    options = {
+        option: str(value).replace(port, str(proxy.port))
+        for option, value in adapter.options(name).items()
+    }
+    batch = [message(name, body=b"%d" % n + b"x" * adapter.cut[1]) for n in range(adapter.many)]
+    try:
+        with connected(adapter, name, **options) as session:
+            proxy.cut_at = adapter.cut[0]
+            outcomes = publish(session, batch)
+    finally:
+        proxy.close()
+    found = kinds(outcomes)
+    assert 1 <= found[""] < len(batch)
+    assert found == {"": found[""], "BrokerUnavailable": len(batch) - found[""]}
+    sure = {each.body for each, outcome in zip(batch, outcomes, strict=True) if outcome is None}
+    assert sure <= {each.body for each in adapter.stored(name)}
 
 
 def test_a_broker_that_does_not_answer(adapter: Adapter, name: str) -> None:

@@ -84,23 +84,6 @@ def test_a_group_goes_to_one_partition_in_order(broker: Any, opened: Any) -> Non
         assert [json.loads(each.value())["n"] for each in own] == [*range(n, 300, 10)]
 
 
-def test_what_cannot_succeed_fails_before_it_is_sent(broker: Any, opened: Any) -> None:
-    wrong = {
-        1: {"to": "not a topic"},
-        3: {"to": ".."},
-        5: {"to": "x" * 250},
-        7: {"body": b"x" * 2000},
-    }
-    batch = [message(n, **wrong.get(n, {})) for n in range(8)]
-    backend = opened(broker.url, **{"message.max.bytes": 1000})
-    outcomes = backend.publish(batch, 10)
-    assert outcomes[::2] == [None] * 4
-    assert {type(each) for each in outcomes[1::2]} == {Unrecoverable}
-    assert "'not a topic' is not a name of a Kafka topic; expected 1 to 249" in str(outcomes[1])
-    assert "more than the client's message.max.bytes" in str(outcomes[7])
-    assert len(records(broker.url)) == 4
-
-
 def test_half_a_batch_refused_by_the_mock(mock: Any, opened: Any) -> None:
     mock.fail_topic("missing", mock_kafka.UNKNOWN_TOPIC)
     batch = [message(n, to="missing" if n % 2 else "orders") for n in range(500)]

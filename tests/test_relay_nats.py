@@ -18,7 +18,7 @@ from django_outbox.relays import BrokerUnavailable
 from tests import brokers, samples
 from tests.receiver import certificate
 from tests.relay_adapters import Stream
-from tests.relay_messages import Proxy, kinds, message, messages, opened, publish
+from tests.relay_messages import kinds, message, messages, opened, publish
 from tests.waiting import wait_until
 
 nats = pytest.importorskip("nats")
@@ -106,27 +106,6 @@ def test_a_batch_larger_than_the_clients_buffer(stream: Stream) -> None:
     batch = stream.messages(100, body=b"x" * 90_000)
     with opened(stream.backend()) as session:
         assert publish(session, batch) == [None] * 100
-
-
-def test_a_connection_that_is_cut_in_mid_batch(
-    broker: brokers.Nats, stream: Stream, caplog: pytest.LogCaptureFixture
-) -> None:
-    """What was acknowledged before stays confirmed; the rest may be there or not."""
-    proxy, batch = Proxy(broker.port), stream.messages(500)
-    try:
-        with opened(stream.backend(servers=f"nats://127.0.0.1:{proxy.port}")) as session:
-            proxy.cut_at = 5000  # bytes, of some thirty acknowledgements
-            outcomes = publish(session, batch)
-            with pytest.raises(BrokerUnavailable, match="broke"):
-                publish(session, stream.messages(1))
-    finally:
-        proxy.close()
-    found = kinds(outcomes)
-    assert 1 <= found[""] < 500
-    assert found == {"": found[""], "BrokerUnavailable": 500 - found[""]}
-    confirmed = {each.event_id for each, got in zip(batch, outcomes, strict=True) if got is None}
-    assert confirmed <= {*ids(stream.read())}
-    assert not caplog.records, "the client logs by itself"
 
 
 def test_it_opens_one_of_several_servers(stream: Stream) -> None:
@@ -256,36 +235,6 @@ def test_another_stream_than_expected_refuses(stream: Stream) -> None:
         (outcome,) = publish(session, stream.messages(1))
     assert "expected stream does not match" in str(outcome)
     assert isinstance(outcome, Refused)
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        *(({"to": to}, "not a subject") for to in ("a b", "a\r\nPUB b 0", "a\0b")),
-        *(({"to": to}, "not a subject") for to in "a.* a.> a..b .a a. $JS.API.STREAM.INFO".split()),
-        ({"to": "a" * 2049}, "more than 2048 bytes"),
-        ({"headers": {"trace": "a\r\nNats-Rollup: all"}}, "header 'trace' cannot be sent"),
-        ({"headers": {"trace": "a\nb"}}, "header 'trace' cannot be sent"),
-        ({"headers": {"a:b": "x"}}, "header 'a:b' cannot be sent"),
-        ({"headers": {"ä": "x"}}, "header 'ä' cannot be sent"),
-        ({"headers": {"": "x"}}, "header '' cannot be sent"),
-        ({"body": b"x" * (LARGEST + 1)}, "max_payload"),
-        ({"body": b"x" * (LARGEST - 100)}, "max_payload"),  # with the headers
-        ({"headers": {"long": "x" * LARGEST}}, "max_payload"),
-    ],
-    ids=lambda each: None if isinstance(each, str) else "-",
-)
-def test_a_message_that_cannot_be_sent_is_dead_alone(
-    stream: Stream, given: dict[str, Any], said: str
-) -> None:
-    bad = message(**{"to": f"{stream.name}.x", **given})
-    with opened(stream.backend()) as session:
-        outcomes = publish(session, [*stream.messages(5), bad, *stream.messages(5)])
-        assert publish(session, stream.messages(1)) == [None]
-    assert isinstance(outcomes[5], Unrecoverable)
-    assert said in str(outcomes[5])
-    assert kinds(outcomes) == {"": 10, "Unrecoverable": 1}
-    assert stream.count() == 11
 
 
 def test_the_largest_message_passes(stream: Stream) -> None:

@@ -9,11 +9,10 @@ from uuid import uuid4
 import pytest
 
 import django_outbox as outbox
-from django_outbox.exceptions import Unrecoverable
 from django_outbox.relays import BrokerUnavailable
 from tests import brokers, samples
 from tests.relay_adapters import Consumer
-from tests.relay_messages import Proxy, kinds, message, messages, opened, publish, use_relay, write
+from tests.relay_messages import kinds, message, messages, opened, publish, use_relay, write
 from tests.waiting import wait_until
 
 aio_pika = pytest.importorskip("aio_pika")
@@ -23,13 +22,12 @@ from django_outbox.relays.rabbitmq import RabbitMQ  # noqa: E402
 
 stored = pytest.mark.django_db(transaction=True)  # by way of the table
 
-LARGEST = 200_000  # bytes of a message that the broker takes
 FULL = {"x-max-length": 10, "x-overflow": "reject-publish"}
 
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[brokers.RabbitMQ]:
-    broker = brokers.RabbitMQ(tmp_path_factory.mktemp("rabbitmq"), max_message_size=LARGEST)
+    broker = brokers.RabbitMQ(tmp_path_factory.mktemp("rabbitmq"))
     try:
         broker.start()
         yield broker
@@ -81,25 +79,6 @@ def test_the_consumer_of_the_page_handles_a_repeat_once(consumer: Consumer) -> N
 # --- confirmations --------------------------------------------------------------------------------
 
 
-def test_a_connection_that_is_cut_in_mid_batch(broker: brokers.RabbitMQ) -> None:
-    """What was confirmed before stays confirmed; the rest may be there or not."""
-    consumer, proxy = Consumer(broker.url), Proxy(broker.port)
-    url = broker.url.replace(str(broker.port), str(proxy.port))
-    batch = messages(500, body=b"x" * 30_000)  # so many that the broker confirms them in parts
-    try:
-        with opened(RabbitMQ(url=url, exchange=consumer.name)) as session:
-            proxy.cut_at = 21  # bytes: one confirmation
-            outcomes = publish(session, batch)
-    finally:
-        proxy.close()
-    found = kinds(outcomes)
-    assert 1 <= found[""] < 500
-    assert found == {"": found[""], "BrokerUnavailable": 500 - found[""]}
-    confirmed = {each.event_id for each, got in zip(batch, outcomes, strict=True) if got is None}
-    count = wait_until(consumer.count)
-    assert confirmed <= {*ids(consumer.read(count))}
-
-
 # --- refusals -------------------------------------------------------------------------------------
 
 
@@ -128,29 +107,6 @@ def test_a_routing_key_without_permission_fails_alone(broker: brokers.RabbitMQ) 
         assert "'secret.x'" in str(outcomes[index])
     confirmed = {each.event_id for each, got in zip(batch, outcomes, strict=True) if got is None}
     assert {*ids(consumer.read(consumer.count()))} == confirmed
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"to": "ä" * 128}, "routing key"),
-        ({"event_type": "ä" * 128}, "event type"),
-        ({"headers": {"ä" * 65: "x"}}, "header name"),
-        ({"headers": {f"n{n}": "x" * 4000 for n in range(40)}}, "frame"),
-        ({"body": b"x" * (LARGEST + 1)}, "message size"),
-    ],
-    ids=["routing key", "type", "header name", "headers", "body"],
-)
-def test_a_message_that_cannot_be_sent_is_dead_alone(
-    consumer: Consumer, given: dict[str, Any], said: str
-) -> None:
-    batch = [*messages(5), message(**given), *messages(5)]
-    with opened(consumer.backend()) as session:
-        outcomes = publish(session, batch)
-        assert publish(session, messages(1)) == [None]
-    assert isinstance(outcomes[5], Unrecoverable)
-    assert said in str(outcomes[5])
-    assert kinds(outcomes) == {"": 10, "Unrecoverable": 1}
 
 
 def test_the_longest_names_pass(consumer: Consumer) -> None:
