@@ -80,8 +80,9 @@ class Server:
     def fetchall(self) -> list[tuple[Any, ...]]:
         return self._rows
 
-    def __iter__(self) -> Iterator[tuple[Any, ...]]:
-        yield from self._rows
+    def fetchmany(self, size: int) -> list[tuple[Any, ...]]:
+        rows, self._rows = self._rows, []
+        return rows
 
     def fetchone(self) -> tuple[Any, ...]:
         return self._rows[0] if self._rows else (NOW,) * 2

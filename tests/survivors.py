@@ -40,8 +40,8 @@ SURVIVORS = (
         edits=[
             (
                 "worker/claims.py",
-                "claim.columns, deadline=deadline, me",
-                "claim.columns, deadline=self._held.deadline(now), me",
+                "row, deadline=deadline, me",
+                "row, deadline=self._held.deadline(now), me",
             )
         ],
         test=f"{DEADLINES}[claim_event-too late]",

@@ -296,7 +296,7 @@ def due_claim(
 
 def events_of(rows: Iterable[Row], me: str = "me") -> list[Lease]:
     """Return the events of claimed rows, each leased for long."""
-    runs = [row_run(each, FULL, deadline=1e12, me=me) for each in rows]
+    runs = [row_run(each, deadline=1e12, me=me) for each in rows]
     pairs = zip(rows, runs, strict=True)
     return [lease_from_row(each, FULL, run=run, me=me) for each, run in pairs]
 

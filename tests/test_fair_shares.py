@@ -128,7 +128,7 @@ def test_no_thread_starts_what_is_just_being_put_back(monkeypatch: pytest.Monkey
     (event_id,) = insert(due=-9)
     found = dialect_of(connection).claim(Claim(me="me", lease=30, branches=[Branch("default", 1)]))
     (leased_row,) = found.rows
-    run = row_run(leased_row, FULL, deadline=monotonic() + 20, me="me")
+    run = row_run(leased_row, deadline=monotonic() + 20, me="me")
     waiting = lease_from_row(leased_row, FULL, run=run, me="me")
     waiting.claimed_at -= 10
     held = Held(30)

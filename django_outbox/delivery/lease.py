@@ -18,7 +18,7 @@ from ..listeners.error_texts import normalised
 from ..listeners.history import Entry, first_line, with_entries
 from ..listeners.outcomes import DONE, LOST, Decision, Status
 from ..queue_settings import DEFAULT_QUEUE
-from ..sql.values import EVENTS, TAIL, Ending, LeaseKind, Table
+from ..sql.values import EVENTS, QUEUE, TAIL, Ending, LeaseKind, Table
 
 # Columns that a hot event supplies, so that its claim need not read them; with its payload.
 HOT = ("event_id", "event_type", "aggregate_type", "aggregate_id", "tenant_id", "unique_key")
@@ -236,13 +236,12 @@ class Lease(msgspec.Struct, kw_only=True, eq=False, gc=False):
         return found
 
 
-def row_run(row: Sequence[Any], columns: tuple[str, ...], *, deadline: float, me: str) -> Run:
+def row_run(row: Sequence[Any], *, deadline: float, me: str) -> Run:
     """Create the run of a claimed row."""
-    queue = row[columns.index("queue")]
     return Run(
         table=EVENTS,
         id=row[0],
-        queue=queue,
+        queue=row[QUEUE],
         locked_at=row[-1],
         deadline=deadline,
         renewal=row[-2] == me,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Sequence
 from datetime import timedelta
+from itertools import chain
 
 from ..queue_settings import MAX_QUEUES, PARKED, PARKED_END
 from .statements import Statements
@@ -29,6 +30,7 @@ from .values import (
     to_database,
 )
 
+AT_ONCE = 25  # rows to fetch before their payload size is checked; one by one took 4 calls each
 # A claim counts the workers that were lost with a row or stream; the parameter is the claimer.
 COUNT_RESCUE = (
     "rescues = e.rescues + CASE WHEN e.locked_by IS NULL OR e.locked_by = %s THEN 0 ELSE 1 END"
@@ -65,15 +67,13 @@ class EventLeases(Statements):
         name = self._by_due(table) if claim.ids is None else self._table(table.name)
         columns = self._columns([*claim.columns, table.due, "locked_by"])
         lock = self._skip_locked if skip_locked else ""
-        sql, params = self._union(
-            [
-                (f"SELECT {columns}, {self.now} FROM {name} WHERE {where}{lock}", given)
-                for where, given in self._branches(claim)
-            ]
-        )
+        select = f"SELECT {columns}, {self.now} FROM {name} WHERE"
+        branches = [(f"{select} {where}{lock}", given) for where, given in self._branches(claim)]
+        sql, params = self._union(branches)
         with self.connection.cursor() as cursor:
             cursor.execute(sql, params)
-            kept, cut = claim.cut(cursor)
+            some = iter(lambda: [*cursor.fetchmany(AT_ONCE)], [])
+            kept, cut = claim.cut(chain.from_iterable(some))
         return sorted(kept, key=lambda row: (row[-3], row[0])), cut
 
     def _lease(self, claim: Claim, rows: list[Row]) -> list[Row]:

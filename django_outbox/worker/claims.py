@@ -87,12 +87,12 @@ class Claims:
         deadline, by_id = self._held.deadline(monotonic()), hot or {}
         self._held.begin_claim()
         found: Claimed = yield ask("claim", claim)
-        now = monotonic()
+        now, columns = monotonic(), claim.columns
         leases = [
             lease_from_row(
                 row,
-                claim.columns,
-                run=row_run(row, claim.columns, deadline=deadline, me=self._me),
+                columns,
+                run=row_run(row, deadline=deadline, me=self._me),
                 me=self._me,
                 claimed_at=now,
                 hot=by_id.get(row[0]),

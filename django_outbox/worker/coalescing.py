@@ -103,7 +103,7 @@ def _lease_newest(
             replaced = by_id[row[0]]
             tail = (replaced.row[replaced.positions["due_at"]], None, replaced.locked_at)
             found = (*row, *tail)
-            run = row_run(found, FULL, deadline=deadline, me=one.owner)
+            run = row_run(found, deadline=deadline, me=one.owner)
             lease = lease_from_row(found, FULL, run=run, me=one.owner)
             lease.queue, lease.slot = replaced.queue, replaced.slot
             slots[replaced.slot or ""][lease.id] = lease

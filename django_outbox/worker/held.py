@@ -29,11 +29,6 @@ class Load:
         """Reset the count of starts and the longest wait."""
         self.started, self.longest_wait = 0, -inf
 
-    def count(self, lease: Lease, sign: int) -> None:
-        """Add an event (``sign`` 1) or remove one (-1)."""
-        self.held += sign
-        self.payload_bytes += sign * lease.payload_bytes
-
 
 class Held:
     """The runs of a worker. An event is held while it is in one of the two lists of its run."""
@@ -90,15 +85,18 @@ class Held:
         with self.lock:
             ended, self._ended = self._ended, None
             for run in runs:
-                known = self._of(run.table).get(run.id)
+                runs_by_id = self._of(run.table)
+                known = runs_by_id.get(run.id)
                 if ended and run.renewal and run.id in ended:
                     run.out.clear()
                 elif known is None or is_new(known, run):
                     if known is not None:
                         self.forget(known)
-                    self._of(run.table)[run.id] = run
+                    runs_by_id[run.id] = run
                     for lease in run.out:
-                        self.load(lease.queue).count(lease, 1)
+                        load = self.load(lease.queue)
+                        load.held += 1
+                        load.payload_bytes += lease.payload_bytes
                     new.append(run)
                 else:
                     known.deadline, known.locked_at = run.deadline, run.locked_at
@@ -168,7 +166,8 @@ class Held:
         else:
             return False
         load = self._loads[lease.queue]
-        load.count(lease, -1)
+        load.held -= 1
+        load.payload_bytes -= lease.payload_bytes
         load.followers -= some is run.waiting
         if run.table is EVENTS and self._rows.get(run.id) is run:
             del self._rows[run.id]
@@ -181,7 +180,8 @@ class Held:
         run.waiting += leases
         for lease in leases:
             load = self.load(lease.queue)
-            load.count(lease, 1)
+            load.held += 1
+            load.payload_bytes += lease.payload_bytes
             load.followers += 1
 
     def hand_out(self, run: Run) -> Lease:

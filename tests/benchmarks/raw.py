@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from django.db import connection
@@ -119,8 +119,8 @@ class Bare:
             sql = sql.replace("%s", "?").replace("%%", "%")
         self._cursor.execute(sql, params)
 
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._cursor)
+    def fetchmany(self, size: int) -> Any:
+        return self._cursor.fetchmany(size)
 
     def fetchall(self) -> Any:
         return self._cursor.fetchall()

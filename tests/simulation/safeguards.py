@@ -44,8 +44,8 @@ OWN = (
         edits=[
             (
                 "worker/claims.py",
-                "claim.columns, deadline=deadline, me",
-                "claim.columns, deadline=self._held.deadline(now), me",
+                "row, deadline=deadline, me",
+                "row, deadline=self._held.deadline(now), me",
             )
         ],
     ),

@@ -67,7 +67,7 @@ def run_of(
     found: tuple[Any, ...], columns: tuple[str, ...] = FULL, *, deadline: float = 10_000.0
 ) -> Run:
     """Return the run of a row as it was claimed."""
-    return row_run(found, columns, deadline=deadline, me="me")
+    return row_run(found, deadline=deadline, me="me")
 
 
 def stream(key: str, *, deadline: float = 10_000.0) -> Run:
