@@ -145,7 +145,7 @@ SURVIVORS = (
         name="a named lease that counts from the statement's end",
         edits=[
             (
-                "worker/leader_lease.py",
+                "worker/named_lease.py",
                 "return self._record(taken, started)",
                 "return self._record(taken, monotonic())",
             )
@@ -156,9 +156,9 @@ SURVIVORS = (
         name="a renewed named lease that counts from the statement's end",
         edits=[
             (
-                "worker/leader_lease.py",
-                "self._record(self._write(state, self._lease), started)",
-                "self._record(self._write(state, self._lease), monotonic())",
+                "worker/named_lease.py",
+                "return self._record(renewed, started)",
+                "return self._record(renewed, monotonic())",
             )
         ],
         test=f"{DEADLINES}[renew_named_lease-too late]",

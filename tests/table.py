@@ -37,6 +37,7 @@ from django_outbox.sql.values import (
     Row,
     Unclaimed,
 )
+from django_outbox.worker.effects import perform
 from django_outbox.worker.purger import Purger
 from tests.sessions import processes
 
@@ -422,7 +423,17 @@ def _sessions() -> list[Any]:
         return list(cursor.fetchall())
 
 
-def rest_of(purger: Purger) -> float:
+class Purging(Purger):
+    """A purger of the database of this thread's connection."""
+
+    def run(self) -> float:
+        return perform(connection, self.step())
+
+    def end(self) -> None:
+        perform(connection, self.close())
+
+
+def rest_of(purger: Purging) -> float:
     """Run a purger until it has nothing left to do; return the seconds until its next run."""
     pause = purger.run()
     while purger._leader.holds:
@@ -430,6 +441,5 @@ def rest_of(purger: Purger) -> float:
     return pause
 
 
-def purging(interval: float, *, me: str = "me", lease: float = 30.0) -> Purger:
-    """Return a purger of this database."""
-    return Purger(alias="default", me=me, lease=lease, interval=interval)
+def purging(interval: float, *, me: str = "me", lease: float = 30.0) -> Purging:
+    return Purging(me=me, lease=lease, interval=interval)

@@ -106,7 +106,7 @@ def test_338_poll_and_probe_are_jittered_within_bounds(
     monkeypatch.setattr(Throttle, "after", lambda self, started: None)  # each poll is a full scan
     settings.OUTBOX = {"DOORBELL": None, "POLL_INTERVAL": 1000, "PROBE_INTERVAL": 100}
     worker, probes, polls = outbox.Worker(), [], []
-    claimer, default = worker._claimer, worker._gates.by_queue["default"]
+    claimer, default = worker._engine.claimer, worker._gates.by_queue["default"]
     for _ in range(60):
         claimer._scan_at = 0.0
         claimer._wakeup.poll()
@@ -217,7 +217,7 @@ def test_457_a_worker_may_leave_purging_to_others(settings: Any) -> None:
     settings.OUTBOX = {**SOON, "PURGE_INTERVAL": 0.2}
     finished(10)
     worker = outbox.Worker(purge=False)
-    worker._housekeeper.step()
+    perform(connection, worker._engine.housekeeper.step())
     assert OutboxEvent.objects.count() == 10
     with outbox.Worker():
         wait_until(lambda: OutboxEvent.objects.count() == 0, what="a purge")

@@ -230,7 +230,7 @@ def test_a_thread_that_ends_ends_the_process(part: str, monkeypatch: pytest.Monk
     ended = threading.Event()
     bases = {
         "settler": "settler.Settler.step",
-        "heartbeat": "leases.Heartbeat.step",
+        "heartbeat": "heartbeat.Heartbeat.step",
         "claimer": "claimer.Claimer.step",
         "housekeeper": "housekeeper.Housekeeper.step",
         "watchdog": "executor.Executor.watch",

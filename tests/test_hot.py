@@ -205,12 +205,12 @@ def test_polls_wait_for_their_turn_but_offered_events_do_not(settings: Any) -> N
     settings.OUTBOX = quiet()
     with listening(lambda event: None), outbox.Worker() as worker:
         at_rest(worker)
-        worker._claimer._throttle._turn = time.monotonic() + FAR
+        worker._engine.claimer._throttle._turn = time.monotonic() + FAR
         insert(due=-1)
         worker.poll()
         write(2)
         wait_until(lambda: statuses() == {"NEW": 1, "DONE": 2}, what="what was offered, at once")
-        worker._claimer._throttle._turn = 0.0
+        worker._engine.claimer._throttle._turn = 0.0
         worker.poll()
         wait_until(lambda: statuses() == {"DONE": 3}, what="the rest in its turn")
 

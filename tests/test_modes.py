@@ -12,7 +12,7 @@ from django.db import connection, transaction
 
 import django_outbox as outbox
 from django_outbox.models import OutboxEvent, OutboxLease, OutboxWorker
-from django_outbox.worker import purger, worker_registry
+from django_outbox.worker import purger, worker_row
 from tests.reach.children import Child, Site, nothing_is_left, workers_show
 from tests.table import PLACED, insert, listening, now, purging, rest_of, row, statuses, write
 from tests.testapp.models import Effect
@@ -147,15 +147,6 @@ def test_a_run_is_bounded_in_time(settings: Any, monkeypatch: pytest.MonkeyPatch
     assert 80 < rest_of(run) <= 100  # the rest of the interval, because the run was not cut
 
 
-def test_a_stop_ends_a_run(settings: Any) -> None:
-    settings.OUTBOX = PURGING
-    expired(35)
-    run = purging(100)
-    run.stopping = True
-    run.run()
-    assert OutboxEvent.objects.count() == 25
-
-
 def test_8_w17_a_workers_row_comes_goes_and_is_written_again(settings: Any) -> None:
     settings.OUTBOX = {"LEASE": 0.6, "DRAIN_TIMEOUT": 0.5}
     with listening(lambda event: None):
@@ -178,7 +169,7 @@ def test_w17_the_row_of_a_lost_worker_goes_after_a_day(
     settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At most ``MAX_LOST`` of them stay, those lost last; a silent one is not yet lost."""
-    monkeypatch.setattr(worker_registry, "MAX_LOST", 2)
+    monkeypatch.setattr(worker_row, "MAX_LOST", 2)
     settings.OUTBOX = {"LEASE": 3, "DRAIN_TIMEOUT": 1}
     clock = now()
     for name, seconds in (

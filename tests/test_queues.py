@@ -357,7 +357,7 @@ def test_an_idle_worker_with_sixteen_queues_asks_no_more_often(
             "PROBE_INTERVAL": 0.2,
         }
         worker = outbox.Worker()
-        claimer = worker._claimer
+        claimer = worker._engine.claimer
         assert len([*worker._gates]) == count
         began = clock[0]
         while clock[0] < began + 60:

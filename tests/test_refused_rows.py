@@ -160,6 +160,6 @@ def test_a_table_that_cannot_be_purged_keeps_no_other(settings: Any) -> None:
     purger = purging(3600)
     no_delete = Fault(r"DELETE.*outbox_event\b", ERRORS["DataError"])
     with failing(no_delete), pytest.raises(DataError):
-        purger.step()
+        purger.run()
     assert OutboxEvent.objects.count() == 10
     assert not OutboxInbox.objects.exists()

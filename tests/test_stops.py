@@ -288,7 +288,7 @@ def test_a_spent_worker_claims_no_more() -> None:
         insert()
         wait_until(lambda: running.is_spent)
         insert()
-        assert perform(connection, running._claimer.step()) > 0  # without a poll
+        assert perform(connection, running._engine.claimer.step()) > 0  # without a poll
     assert statuses() == {"DONE": 1, "NEW": 1}
 
 

@@ -137,8 +137,7 @@ def test_411_a_part_that_cannot_start_stops_the_others(monkeypatch: pytest.Monke
             started.append("asked")
             raise OSError("no more threads")
 
-    machines = worker._threaded_parts()
-    monkeypatch.setattr(worker, "_threaded_parts", lambda: [*machines, Unstartable()])
+    monkeypatch.setattr(worker, "_parts", [*worker._parts, Unstartable()])
     with pytest.raises(OSError, match="no more threads"):
         worker.start()
     assert started == ["asked"]

@@ -221,6 +221,6 @@ class Claimer:
         self._streams_wait, self._streams_at = added > 0, now + STREAMS_INTERVAL
         return limits.keys() - more - more_streams
 
-    def close(self) -> None:
+    def close(self) -> Steps[None]:
         """Let another worker enter the quarantine at once. Call it in the thread of ``step``."""
-        self._quarantine.leave()
+        yield from self._quarantine.leave()

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import logging
-
 from ..doorbell.base import MAX_INTERVALS, Ear
+from .effects import Steps, act
 from .wakeup import Wakeup
-
-logger = logging.getLogger("django_outbox")
 
 WAIT_TIMEOUT = 0.2  # seconds of one wait for a notification; a stop may have to wait as long
 COMMIT_MARGIN = 0.005  # seconds after a writer's quiet interval; what it wrote is committed by then
@@ -22,27 +19,21 @@ class DoorbellListener:
         self._wakeup = wakeup
         self._open = False
 
-    def step(self) -> float:
+    def step(self) -> Steps[float]:
         try:
-            self._listen()
+            if not self._open:
+                yield from act(self._ear.listen)
+                self._open = True
+                self._wakeup.poll()  # finds what was announced before
+            if (yield lambda _: self._ear.wait(WAIT_TIMEOUT)):
+                self._wakeup.poll_again(self._quiet)
+                self._wakeup.poll()
+            self._wakeup.trust_doorbell(self._ear.sure)
         except BaseException:
             self._open = False
             self._wakeup.trust_doorbell(False)
             raise
         return 0.0
 
-    def _listen(self) -> None:
-        if not self._open:
-            self._ear.listen()
-            self._open = True
-            self._wakeup.poll()  # finds what was announced before
-        if self._ear.wait(WAIT_TIMEOUT):
-            self._wakeup.poll_again(self._quiet)
-            self._wakeup.poll()
-        self._wakeup.trust_doorbell(self._ear.sure)
-
-    def close(self) -> None:
-        try:
-            self._ear.close()
-        except Exception as error:  # noqa: BLE001 - stopping goes on
-            logger.warning("doorbell not closed error=%s", error)
+    def close(self) -> Steps[None]:
+        yield from act(self._ear.close)

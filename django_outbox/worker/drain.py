@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
 from datetime import datetime
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -33,8 +34,8 @@ from .connection_cleanup import tidy
 from .deliveries import Deliveries
 from .drain_settles import GATHER_COUNT, DrainSettles
 from .effects import perform
+from .heartbeat import renew
 from .held import SAFE_PART, Held
-from .leases import Heartbeat
 from .pauses import KnownPauses, end_pauses
 from .queues import Decisions
 from .ready import Lane, Ready
@@ -150,17 +151,9 @@ class Drain:
 
     @contextmanager
     def _heartbeat(self) -> Iterator[None]:
-        beat = Heartbeat(
-            alias=self._alias,
-            me=self._me,
-            held=self._held,
-            worker_row=None,
-            runs=self._runs,
-            releases=self._releases,
-        )
         loop = Loop(
             f"outbox-{self._alias}-drain-heartbeat",
-            beat.step,
+            partial(renew, self._releases),
             alias=self._alias,
             lock_wait=self._settings.LOCK_WAIT,
         )

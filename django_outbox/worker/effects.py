@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..sql import dialect_of
+from ..sql.halving import answers
 
 T = TypeVar("T")
 
@@ -26,6 +27,33 @@ Steps = Generator[Statement | Wait, Any, T]  # a verb or a loop's step in progre
 def ask(name: str, *args: Any, **given: Any) -> Statement:
     """Return a statement of the database's dialect."""
     return lambda connection: getattr(dialect_of(connection), name)(*args, **given)
+
+
+def single(statement: Statement) -> Steps[Any]:
+    """Make one statement."""
+    return (yield statement)
+
+
+def act(call: Callable[[], T]) -> Steps[T]:
+    """Call what makes no statement of ours."""
+    return (yield lambda _: call())  # type: ignore[no-any-return]
+
+
+def in_turn(*parts: Steps[Any]) -> Steps[None]:
+    """Take all parts although some raise; then raise the first error.
+
+    If the database does not answer any more, do that at once.
+    """
+    first: Exception | None = None
+    for part in parts:
+        try:
+            yield from part
+        except Exception as error:  # noqa: BLE001 - raised below
+            first = first or error
+            if not (yield answers):
+                break
+    if first is not None:
+        raise first
 
 
 def perform(connection: BaseDatabaseWrapper, steps: Steps[T]) -> T:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,43 +29,9 @@ class Health:
         )
 
 
-class Part(Protocol):
-    """A part of a worker that has threads of its own."""
-
-    def dead_reason(self, longest: float) -> str | None:
-        """Return why only a new process helps, or None; a step may last ``longest`` seconds."""
-
-
-class StartedPart(Part, Protocol):
-    """A part whose threads start with the worker."""
-
-    def start(self) -> None:
-        """Start the threads."""
-
-
-class DeliveringPart(Protocol):
-    """A part of a worker without whose progress no event is delivered."""
-
-    def unready_reason(self, longest: float) -> str | None:
-        """Return why it makes no progress, or None; a step may last ``longest`` seconds."""
-
-
-def health_of_parts(
-    parts: Iterable[Part],
-    delivering: Iterable[DeliveringPart],
-    *,
-    dead_after: float,
-    unready_after: float,
-) -> Health:
-    """Return the health of a worker's threads, without a database query.
-
-    A step longer than ``dead_after`` seconds makes the worker dead; one longer than
-    ``unready_after`` seconds makes it unready.
-    """
-    return Health(
-        dead=tuple(filter(None, (each.dead_reason(dead_after) for each in parts))),
-        unready=tuple(filter(None, (each.unready_reason(unready_after) for each in delivering))),
-    )
+def reasons(found: Iterable[str | None]) -> tuple[str, ...]:
+    """Return the reasons that parts of a worker have given, without those that are well."""
+    return tuple(filter(None, found))
 
 
 def combine(parts: Iterable[Health]) -> Health:

@@ -8,11 +8,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from functools import partial
-from math import inf
 from typing import Annotated, Any, Literal
 
 import msgspec
-from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..clocks import monotonic
 from ..conf import DAY
@@ -21,19 +20,20 @@ from ..models import OutboxInbox, OutboxStatistics
 from ..models.purging import purge_events, scan_events, scan_streams
 from ..models.retention import Batch
 from ..signals import announce, events_purged
-from ..sql import dialect_of
 from ..sql.halving import answers
-from .leader_lease import Leader
+from .effects import Steps, ask, in_turn
+from .named_lease import Leader
 from .throttle import Throttle
 
 logger = logging.getLogger("django_outbox")
 
-# Seconds for one table in a run; after a pause of at most as long it continues. The housekeeper's
-# other work waits meanwhile.
-MAX_RUN = 2.0
+# Seconds for one table in a step; after a pause of at most as long it continues. The housekeeper's
+# other work waits meanwhile, and so does a stop.
+MAX_RUN = 0.5
 SCAN_INTERVAL = DAY  # seconds from the start of a full scan to the start of the next
 SCAN_RATE = 1000  # rows that a full scan reads per second
 Instant = Annotated[datetime, msgspec.Meta(tz=True)]
+Batches = Iterator[int]  # of a purge, which executes their statements
 SCANS: dict[str, Callable[..., Batch | None]] = {"events": scan_events, "streams": scan_streams}
 
 
@@ -78,139 +78,124 @@ class Purger:
     table is kept. A scan continues where any worker stopped.
     """
 
-    def __init__(self, *, alias: str, me: str, lease: float, interval: float | None) -> None:
-        """``interval``: seconds between two runs; None: no runs."""
-        self._alias, self._interval = alias, interval or inf
-        self._leader = Leader(alias=alias, me=me, name="purge", lease=lease)
-        self._continue_after = min(MAX_RUN, self._interval, lease / 3)  # seconds; the lease is kept
+    def __init__(self, *, me: str, lease: float, interval: float) -> None:
+        """``interval``: seconds between two runs."""
+        self._interval, self._leader = interval, Leader(me=me, name="purge", lease=lease)
+        self._continue_after = min(MAX_RUN, interval, lease / 3)  # seconds; the lease is kept
         self._progress = Progress()
-        self._next_at = 0.0 if interval else inf  # monotonic
         self._began_at: datetime | None = None  # when the unfinished run began
-        self._unfinished: dict[str, Iterator[int]] = {}  # unfinished iterators, by what they purge
+        self._unfinished: dict[str, Batches] = {}  # iterators that have begun, by what they purge
         # While a snapshot is open, a run reads all rows that were deleted since it was taken.
         self._throttle = Throttle()
-        self._found: Counter[str] = Counter()  # rows deleted by the scan and not reported yet
-        self._error: Exception | None = None  # of one table, while the others are purged
-        self.stopping = False
+        self._deleted: Counter[str] = Counter()  # rows that are not reported yet
 
-    def step(self) -> float:
-        if monotonic() >= self._next_at:
-            rest = self.run()
-            self._next_at = monotonic() + rest
-        if (error := self._error) is not None:
-            self._error = None
-            raise error
-        return max(min(self._next_at - monotonic(), DAY), 0.001)
-
-    def run(self) -> float:
-        """Purge what is due, unless another worker does; return the seconds to the next call."""
+    def step(self) -> Steps[float]:
+        """Purge what is due, unless another worker does; return the seconds to the next step."""
         if not self._leader.holds:
             self._unfinished, self._began_at = {}, None
-            row = self._leader.read()
-            self._progress = Progress.of(row.state)
-            if (wait := max(row.locked_for, self._due_in(row.now))) > 0:
-                return min(wait, self._interval) * random.uniform(1.0, 1.1)
-            if not self._leader.take():
-                return random.uniform(1.0, 2.0)
-            self._progress = Progress.of(self._leader.read().state)  # now only we change it
-        now, pause = self._clock(), 0.0
+            if not (yield self._leader.take):
+                wait = min(self._leader.lease, self._interval)
+                return wait * random.uniform(1.0, 1.1)
+            self._progress = Progress.of((yield self._leader.state))
+        now, pause = (yield ask("clock")), 0.0
         if self._unfinished or self._progress.run_in(now, self._interval) <= 0:
-            pause = self._run(now)
+            pause = yield from self._run(now)
         elif self._progress.scan_in(now, self._interval) <= 0:
-            pause = self._scan(now)
-        if self._unfinished or (wait := self._due_in(self._clock())) <= 0:
-            self._renew_lease()
+            pause = yield from self._scan(now)
+        now = yield ask("clock")
+        wait = min(
+            self._progress.run_in(now, self._interval), self._progress.scan_in(now, self._interval)
+        )
+        if self._unfinished or wait <= 0:
+            yield from self._renew()
             return pause
-        self._report_scan()
-        self._leader.release(self._progress.text())
+        yield from self.close()
         return wait
 
-    def close(self) -> None:
-        """Let another worker continue. Call it in the thread of ``step``."""
-        self._report_scan()
-        self._leader.close(self._progress.text())
+    def close(self) -> Steps[None]:
+        """Let another worker continue."""
+        yield self._report
+        yield from self._leader.release(self._progress.text())
 
-    def _due_in(self, now: datetime) -> float:
-        run_in = self._progress.run_in(now, self._interval)
-        return min(run_in, self._progress.scan_in(now, self._interval))
-
-    def _run(self, now: datetime) -> float:
+    def _run(self, now: datetime) -> Steps[float]:
         """Purge what has become old enough since the last run; return the pause in seconds."""
         started, self._began_at = monotonic(), self._began_at or now
-        alias = self._alias
-        events = partial(purge_events, alias, since=self._progress.ran_at)
-        if count := self._purge("events", events):
-            _report_events(alias, count)
-        if count := self._purge("messages", OutboxInbox.objects.using(alias).purge_batches):
-            logger.info("purged received_messages=%d", count)
-        self._purge("statistics", OutboxStatistics.objects.using(alias).purge_batches)
+        yield from in_turn(
+            self._purge("events", partial(_events, since=self._progress.ran_at)),
+            self._purge("received_messages", partial(_expired, OutboxInbox)),
+            self._purge_statistics(),
+        )  # after an error, the next run begins where this one began
         if self._unfinished:
             return self._continue_after
-        if self._error is not None:  # the next run begins where this one began
-            return 0.0
         self._throttle.after(started)
         rest = timedelta(seconds=max(self._throttle.until - monotonic(), 0.0))
-        self._progress.rest_until = self._clock() + rest
+        self._progress.rest_until = (yield ask("clock")) + rest
         self._progress.ran_at, self._began_at = self._began_at, None
         return 0.0
 
-    def _purge(self, kind: str, purge: Callable[[], Iterator[int]]) -> int:
-        batches, total = self._unfinished.pop(kind, None) or purge(), 0
+    def _purge(self, kind: str, begin: Callable[[BaseDatabaseWrapper], Batches]) -> Steps[None]:
+        batches = self._unfinished.pop(kind, None) or (yield begin)
         until = monotonic() + MAX_RUN
+        while (count := (yield lambda connection: next(batches, None))) is not None:
+            self._deleted[kind] += count
+            if monotonic() > until:
+                self._unfinished[kind] = batches
+                break
+            yield from self._renew()
+
+    def _purge_statistics(self) -> Steps[None]:
         try:
-            for count in batches:
-                total += count
-                if self.stopping or monotonic() > until:
-                    self._unfinished[kind] = batches
-                    break
-                self._renew_lease()
-        except Exception as error:  # noqa: BLE001 - raised below, or by the step
-            self._note(error, kind)
-        return total
-
-    def _note(self, error: Exception, kind: str) -> None:
-        """Have the step raise an error once the other tables are purged, if that is possible."""
-        if not answers(connections[self._alias]):
-            raise error
-        if kind == "statistics":  # they are not worth more
+            yield from self._purge("statistics", partial(_expired, OutboxStatistics))
+        except Exception as error:
+            if not (yield answers):
+                raise
             logger.warning("old statistics could not be purged error=%s", first_line(error))
-        else:
-            self._error = error
 
-    def _scan(self, now: datetime) -> float:
+    def _scan(self, now: datetime) -> Steps[float]:
         """Read the next batch of the full scan; return the pause in seconds."""
         progress = self._progress
         if progress.scan is None:
             progress.scanned_at = now
         table, after = progress.scan or ("events", "")
         try:
-            batch = SCANS[table](self._alias, after=after, most=SCAN_RATE)
-        except Exception as error:  # noqa: BLE001 - raised below, or by the step
-            self._note(error, table)
-            batch = None
-        if batch is not None:
-            self._found[table] += batch.deleted
-            progress.scan = table, batch.last
-            return batch.rows / SCAN_RATE
-        progress.scan = ("streams", "") if table == "events" else None
-        return 0.0
+            batch: Batch | None = yield partial(_scan, table, after)
+        except Exception:
+            if (yield answers):
+                self._end_scan(table)
+            raise
+        if batch is None:
+            self._end_scan(table)
+            return 0.0
+        self._deleted[table] += batch.deleted
+        progress.scan = table, batch.last
+        return batch.rows / SCAN_RATE
 
-    def _renew_lease(self) -> None:
-        if self._leader.renew(self._progress.text()):
-            self._report_scan()
+    def _end_scan(self, table: str) -> None:
+        self._progress.scan = ("streams", "") if table == "events" else None
 
-    def _report_scan(self) -> None:
-        found, self._found = self._found, Counter()
-        if events := found["events"]:
-            _report_events(self._alias, events)
-        if streams := found["streams"]:
-            logger.info("purged streams=%d", streams)
+    def _renew(self) -> Steps[None]:
+        if (yield from self._leader.renew(self._progress.text())):
+            yield self._report
 
-    def _clock(self) -> datetime:
-        connection: Any = connections[self._alias]
-        return dialect_of(connection).clock()
+    def _report(self, connection: BaseDatabaseWrapper) -> None:
+        deleted, self._deleted = self._deleted, Counter()
+        if count := deleted["events"]:
+            logger.info("purged events=%d", count)
+            announce(events_purged, sender=connection.alias, count=count)
+        if count := deleted["received_messages"]:
+            logger.info("purged received_messages=%d", count)
+        if count := deleted["streams"]:
+            logger.info("purged streams=%d", count)
 
 
-def _report_events(alias: str, count: int) -> None:
-    logger.info("purged events=%d", count)
-    announce(events_purged, sender=alias, count=count)
+def _events(connection: BaseDatabaseWrapper, *, since: datetime | None) -> Batches:
+    return purge_events(connection.alias, since=since)
+
+
+def _expired(model: Any, connection: BaseDatabaseWrapper) -> Batches:
+    batches: Batches = model.objects.using(connection.alias).purge_batches()
+    return batches
+
+
+def _scan(table: str, after: str, connection: BaseDatabaseWrapper) -> Batch | None:
+    return SCANS[table](connection.alias, after=after, most=SCAN_RATE)

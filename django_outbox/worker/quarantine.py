@@ -16,7 +16,7 @@ from ..sql.values import Table
 from .claims import Claims
 from .effects import Steps, ask
 from .gates import Gates
-from .leader_lease import Leader
+from .named_lease import Leader
 from .releases import Releases
 from .wakeup import Wakeup
 
@@ -45,7 +45,7 @@ class Quarantine:
         self._gates, self._claims, self._wakeup, self._settled = gates, claims, wakeup, settled
         self._me, self._held, self._runs = releases.me, releases.held, releases.runs
         lease = self._held.lease
-        self._leader = Leader(alias=releases.alias, me=self._me, name=NAME, lease=lease)
+        self._leader = Leader(me=self._me, name=NAME, lease=lease)
         self._max_wait = min(lease, MAX_WAIT)
         # Not the same for all: what kills young processes would meet a suspect each time.
         self._proven_at = monotonic() + min(PROBATION, lease) * random.uniform(1.0, 1.6)
@@ -67,7 +67,7 @@ class Quarantine:
         is_proven = self._settled() > 0 or now > self._proven_at
         if not (found and is_proven) or (len(self._held) and now < self._not_before):
             return False
-        if not (yield lambda connection: self._leader.take()):
+        if not (yield self._leader.take):
             return False
         self._since = now
         for gate in self._gates:
@@ -84,13 +84,13 @@ class Quarantine:
             if self._since is not None and now - self._since > self._max_wait:
                 self._not_before = now + self._pause  # later tries are less and less frequent
                 self._pause = min(2 * self._pause, RETRY_WAITS[1])
-                self.leave()
+                yield from self.leave()
             return 0.01
-        is_alone = yield lambda connection: self._leader.take()
+        is_alone = yield self._leader.take
         if is_next and suspect is not None:
             yield from self._claims.reads.read([suspect], 1)
         elif not (is_alone and (yield from self._claim_one())):
-            self.leave()
+            yield from self.leave()
             return 0.0
         self._since, self._pause = monotonic(), RETRY_WAITS[0]
         return 0.0
@@ -111,7 +111,7 @@ class Quarantine:
         found = yield ask("suspects", me=self._me, queues=queues, limit=MAX_SCANNED)
         return found
 
-    def leave(self) -> None:
+    def leave(self) -> Steps[None]:
         """Let this worker claim again, and others enter."""
         self._since = None
-        self._leader.close("")
+        yield from self._leader.release()

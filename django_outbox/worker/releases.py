@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterable, Sequence
 from functools import partial
 from math import inf
@@ -17,7 +16,7 @@ from ..queue_settings import parked_by
 from ..signals import announce, lease_lost
 from ..sql import dialect_of
 from ..sql.values import EVENTS, STREAMS, Release, Unclaimed
-from .effects import Statement, Steps, perform
+from .effects import Statement, Steps, Wait, perform
 from .held import Held, ids_and_leases
 from .runs import Runs
 from .wakeup import Wakeup
@@ -84,10 +83,18 @@ class Releases:
         return [each for each in rows if each.id not in left], streams
 
     def release_streams(self) -> Steps[int]:
-        """Release all streams, those that run once they are settled; return how many were."""
-        for run in self.held.of(STREAMS):
-            self.runs.interrupt(run)
-        return (yield from self.release_ended())
+        """Release all streams, those that run once they are settled; return how many were.
+
+        A business transaction that locks one may end soon: it is tried again for a moment.
+        """
+        count, until = 0, monotonic() + LOCKED_RETRY_TIME
+        while True:
+            for run in self.held.of(STREAMS):
+                self.runs.interrupt(run)
+            count += yield from self.release_ended()
+            if all(each.out for each in self.held.of(STREAMS)) or monotonic() > until:
+                return count
+            yield Wait(0.01)
 
     def hand_back(self, after: float | None) -> Steps[int]:
         """Release what still runs, whose settles will be refused; return how many runs were.
@@ -124,16 +131,8 @@ class Releases:
 
 
 def release_streams(connection: BaseDatabaseWrapper, releases: Releases, held: Held) -> int:
-    """Release all streams, those that run once they are settled; return how many were released.
-
-    A business transaction that locks one may end soon: it is tried again for a moment.
-    """
-    count, until = 0, monotonic() + LOCKED_RETRY_TIME
-    while True:
-        count += perform(connection, releases.release_streams())
-        if all(each.out for each in held.of(STREAMS)) or monotonic() > until:
-            return count
-        time.sleep(0.01)
+    """Release all streams on a connection."""
+    return perform(connection, releases.release_streams())
 
 
 def as_before(leases: Iterable[Lease]) -> list[Unclaimed]:

@@ -6,16 +6,19 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from contextlib import suppress
+from typing import Any
 
 from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.utils import Error as DatabaseError
 
 from ..conf import current
 from ..log import first_line
 from ..queue_settings import DEFAULT_QUEUE
 from ..sql import engine_connection
+from .effects import Steps, perform
 
 logger = logging.getLogger("django_outbox")
 
@@ -32,20 +35,20 @@ class Loop:
     def __init__(
         self,
         name: str,
-        step: Callable[[], float],
+        step: Callable[[], Steps[float] | float],
         *,
         alias: str,
         lock_wait: float,
-        close: Callable[[], None] = lambda: None,
+        close: Callable[[], Steps[None]] | None = None,
+        woken: threading.Event | None = None,
         on_database_error: Callable[[], None] = lambda: None,
     ) -> None:
         self.name = name
         self._step = step
-        self._alias = alias
-        self._lock_wait = lock_wait
-        self._close = close  # releases what the step opened, in the same thread
+        self._alias, self._lock_wait = alias, lock_wait
+        self._close = close  # gives back what the steps took
         self._on_database_error = on_database_error  # called after each database error
-        self._woken = threading.Event()
+        self._woken = woken or threading.Event()  # set by ``wake``
         self.stopping = False  # set by ``stop``
         self._errors = 0  # consecutive; only the thread sets this and the next four
         self._next_logged = 1  # the number of consecutive errors that is logged next
@@ -106,17 +109,29 @@ class Loop:
                 if pause > 0:
                     self._woken.wait(pause)
                 self._woken.clear()
+            self._end(connection)
         finally:
-            self._close()
             connection.close()
             del connections[self._alias]
+
+    def _made(self, steps: Any) -> Any:
+        return perform(connections[self._alias], steps) if isinstance(steps, Generator) else steps
+
+    def _end(self, connection: BaseDatabaseWrapper) -> None:
+        try:
+            if connection.connection is not None and not connection.is_usable():
+                connection.close()
+            if self._close is not None:
+                perform(connection, self._close())
+        except Exception as error:  # noqa: BLE001 - stopping goes on
+            logger.warning("%s not closed error=%s", self.name, first_line(error))
 
     def _run_step(self) -> float:
         self._step_began = time.monotonic()
         try:
             if self._errors:  # a step without a query would seem to work again
                 connections[self._alias].ensure_connection()
-            pause = self._step()
+            pause: float = self._made(self._step())
         except Exception as error:  # noqa: BLE001 - reported, and the thread lives on
             return self._handle_error(error)
         finally:

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from math import inf
 
 from ..clocks import monotonic
-
-
-def _no_thread() -> None:
-    """Stand in for a claimer's thread until there is one."""
 
 
 class Wakeup:
     """One per worker. Any thread may call its methods; only the claimer calls the last two."""
 
     def __init__(self) -> None:
-        self.wake: Callable[[], None] = _no_thread  # ends the wait of the claimer's thread
+        self.woken = threading.Event()  # ends the wait of the claimer's thread
         self.poll_wanted = False  # cleared by the claimer
         self.doorbell_is_reliable = self.suspect_waits = False
         self._reported = deque[float]()  # due times (monotonic), for the claimer to take
         self._soonest = inf  # the first of those that it took; like the next, only the claimer's
         self._polled_at = -inf  # monotonic
         self._poll_again_at: list[float] = []  # monotonic; replaced by the listener's thread
+
+    def wake(self) -> None:
+        """Have the claimer look what has changed."""
+        self.woken.set()
 
     def poll(self) -> None:
         """Have the claimer poll the table now."""

@@ -16,13 +16,21 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, router
 
+from .. import doorbell
 from ..conf import Settings, current
 from ..models import OutboxEvent
 from ..signals import announce, worker_started, worker_stopped
 from ..sql import is_in_memory
 from ..writing.hot_queue import hot_queues
-from .health import DeliveringPart, Health, Part, health_of_parts
-from .parts import Parts
+from .deliveries import Deliveries
+from .doorbell_listener import DoorbellListener
+from .effects import Steps, act, in_turn
+from .engine import Engine
+from .event_loop import AsyncDeliveries, EventLoop
+from .executor import Executor
+from .gate import Gate
+from .health import Health, reasons
+from .threads import Loop
 
 logger = logging.getLogger("django_outbox")
 
@@ -30,9 +38,11 @@ logger = logging.getLogger("django_outbox")
 JOIN_TIMEOUT = 1.0  # seconds that each part gets to end, in addition to the drain timeout
 UNREADY_AFTER = 3  # poll intervals that one step of a part may last before the worker is unready
 DEAD_AFTER = (10, 120.0)  # leases, or seconds if longer, that a step may last; then restart
+Part = Executor | Loop
+WATCH_INTERVAL = 0.25  # seconds between two looks for calls that exceed their timeouts
 
 
-class Worker(Parts):
+class Worker:
     """Delivers the events of one database alias from threads of this process.
 
     Use it as a context manager, or call ``start()`` and ``stop()``; calling one twice is harmless.
@@ -60,20 +70,99 @@ class Worker(Parts):
             "POLL_INTERVAL": poll_interval,
             "DRAIN_TIMEOUT": drain_timeout,
         }
-        settings = replace(
+        self.settings = settings = replace(
             current(), **{name: value for name, value in given.items() if value is not None}
         )
-        alias = using or router.db_for_write(OutboxEvent)
-        super().__init__(
-            alias,
-            new_owner(),
+        self.alias, self.id = using or router.db_for_write(OutboxEvent), new_owner()
+        self._engine = engine = Engine(
+            self.alias,
+            self.id,
             settings,
             queues=served(queues, settings),
             purge=purge,
             max_events=max_events,
         )
+        self._gates, self._held, self._settler = engine.gates, engine.held, engine.settler
         self._state, self._pid = "new", 0
         self._start_stop_lock = threading.RLock()  # one start or stop at a time
+        self._make_threads()
+
+    def _make_threads(self) -> None:
+        """Make what has threads; ``_parts``: in start order, each after those that it feeds."""
+        engine, settings, loop = self._engine, self.settings, self._loop
+        self._event_loop = EventLoop(
+            alias=self.alias, stuck_after=settings.STUCK_AFTER, held=self._held
+        )
+        self._executors = [self._executor(gate) for gate in self._gates]
+        self._settler_loop = loop("settler", engine.settler.step)
+        self._heartbeat_loop = loop("heartbeat", engine.heartbeat.step, engine.heartbeat.close)
+        self._claimer_loop = loop(
+            "claimer", engine.claimer.step, engine.claimer.close, woken=engine.wakeup.woken
+        )
+        keeper = engine.housekeeper
+        # Those that a stop ends first, without waiting, and those that it needs to its end.
+        self._side_loops = [loop("housekeeper", keeper.step, keeper.close)]
+        self._late_loops = [loop("watchdog", self._watch)]
+        self._delivering: list[Part] = [  # without their progress no event is delivered
+            *self._executors,
+            self._settler_loop,
+            self._heartbeat_loop,
+        ]
+        if (active := engine.active) is not None:
+            self._late_loops.append(loop("active", active.step, active.leader.release))
+            self._delivering.append(self._late_loops[-1])
+        self._delivering.append(self._claimer_loop)
+        if (ear := doorbell.ear(self.alias)) is not None:
+            listener = DoorbellListener(
+                ear, interval=settings.DOORBELL_INTERVAL, wakeup=engine.wakeup
+            )
+            self._side_loops.append(loop("doorbell", listener.step, listener.close))
+        self._parts: list[Part] = [self._late_loops[0], *self._delivering, *self._side_loops[::-1]]
+        if settings.MODE == "writer_only":
+            self._delivering, self._parts = [], [*self._side_loops[:1]]
+
+    def _executor(self, gate: Gate) -> Executor:
+        deliveries = Deliveries(
+            alias=self.alias,
+            queue=gate,
+            settles=self._gates,
+            held=self._held,
+            runs=self._engine.runs,
+        )
+        return Executor(
+            gate=gate,
+            deliveries=deliveries,
+            stuck_after=self.settings.STUCK_AFTER,
+            sessions=self._engine.sessions,
+            to_loop=AsyncDeliveries(loop=self._event_loop, gate=gate, deliveries=deliveries).put,
+        )
+
+    def _loop(
+        self,
+        name: str,
+        step: Callable[[], Steps[float] | float],
+        close: Callable[[], Steps[None]] | None = None,
+        woken: threading.Event | None = None,
+    ) -> Loop:
+        return Loop(
+            f"outbox-{self.alias}-{name}",
+            step,
+            alias=self.alias,
+            lock_wait=self.settings.LOCK_WAIT,
+            close=close,
+            woken=woken,
+            on_database_error=self._engine.sessions.report_broken,
+        )
+
+    def _watch(self) -> Steps[float]:
+        """Look for calls that exceed their timeouts; return the seconds to wait."""
+        yield from in_turn(*(act(each.watch) for each in self._calling))
+        return WATCH_INTERVAL
+
+    @property
+    def _calling(self) -> list[Executor | EventLoop]:
+        """What calls listeners: the threads of each queue, then the event loop."""
+        return [*self._executors, self._event_loop]
 
     # -- start and stop --------------------------------------------------------------------------
 
@@ -83,11 +172,10 @@ class Worker(Parts):
         If ``OUTBOX["ENABLED"]`` is False, log that and start nothing.
         """
         with self._start_stop_lock:
-            self._start()
+            if self._state != "running":
+                self._start()
 
     def _start(self) -> None:
-        if self._state == "running":
-            return
         if self._state != "new":
             raise RuntimeError("This worker was stopped. Make a new Worker and start that one.")
         if not self.settings.ENABLED:
@@ -102,54 +190,13 @@ class Worker(Parts):
             raise RuntimeError(f"This process already has a worker for {self.alias!r}.")
         self._state, self._pid = "running", os.getpid()
         try:
-            for part in self._threaded_parts():
+            for part in self._parts:
                 part.start()
-            self._housekeeper_loop.start()
         except BaseException:
             self.stop(timeout=0)
             raise
         logger.info("worker started id=%s alias=%s", self.id, self.alias)
         announce(worker_started, sender=self.alias, worker_id=self.id, worker=self)
-
-    def depths(self) -> dict[str, int]:
-        """Return how many events are ``hot`` (offered), ``cold`` (wait for a thread) and ``held``.
-
-        ``held`` counts all events that are claimed and not settled, including the cold ones.
-        """
-        waiting = sum(len(each.ready) for each in self._gates)
-        cold = waiting + sum(self._held.load(each.name).followers for each in self._gates)
-        hot = sum(len(each.offers) for each in self._gates)
-        return {"hot": hot, "cold": cold, "held": len(self._held)}
-
-    @property
-    def lost_threads(self) -> tuple[str, ...]:
-        """Return why only a new process helps: a thread ended, or too many hang."""
-        parts: list[Part] = [*self._threaded_parts(), self._event_loop, self._housekeeper_loop]
-        return tuple(filter(None, (each.dead_reason(inf) for each in parts)))
-
-    def health(self) -> Health:
-        """Return the health of the threads, as they report it, without a database query."""
-        if self._state != "running":
-            state = "starting" if self._state == "new" else "draining"
-            why = tuple(filter(None, (each.dead_reason(0.0) for each in self._executors)))
-            return Health(dead=why, unready=(state,)).prefixed(self.alias)
-        settings = self.settings
-        dead_after = max(DEAD_AFTER[0] * settings.LEASE, DEAD_AFTER[1])
-        unready_after = UNREADY_AFTER * settings.POLL_INTERVAL + 2 * settings.LOCK_WAIT
-        parts: list[Part] = [*self._threaded_parts(), self._event_loop, self._housekeeper_loop]
-        delivering: list[DeliveringPart] = [
-            self._claimer_loop,
-            self._heartbeat_loop,
-            self._settler_loop,
-        ]
-        delivering += [*self._executors, self._event_loop]
-        if self._active is not None:
-            delivering.append(self._active_loop)
-        if settings.MODE == "writer_only":
-            delivering = []
-        return health_of_parts(
-            parts, delivering, dead_after=dead_after, unready_after=unready_after
-        )
 
     def stop(
         self, timeout: float | None = None, *, hurry: Callable[[], bool] = lambda: False
@@ -179,28 +226,15 @@ class Worker(Parts):
                 return True
             self._state = "finished"
             logger.info("worker draining id=%s alias=%s", self.id, self.alias)
-            return self._finish(give_up)
-
-    def _finish(self, give_up: Callable[[], bool]) -> bool:
-        self._stop_accepting()
-        self._lease_returner.begin()
-        self._heartbeat_loop.wake()
-        finished = True
-        for part in self._delivering:
-            finished = part.join(give_up) and finished
-        settled = self._settle_the_rest(give_up)
-        self._watchdog.stop()
-        self._watchdog.join(JOIN_TIMEOUT)
-        for loop in (
-            self._active_loop if self._active else None,
-            self._housekeeper_loop,
-            self._doorbell_loop,
-        ):
-            if loop is not None:
+            self._stop_accepting()
+            joined = [part.join(give_up) for part in self._calling]
+            settled = self._settle_the_rest(give_up)
+            for loop in self._late_loops:
                 loop.stop()
+            for loop in (*self._late_loops, *self._side_loops):
                 loop.join(JOIN_TIMEOUT)
         announce(worker_stopped, sender=self.alias, worker_id=self.id)
-        return finished and settled
+        return all(joined) and settled
 
     def hand_back(self, after: float | None = None) -> None:
         """Give back the leases of events that still run after ``finish``.
@@ -208,40 +242,37 @@ class Worker(Parts):
         They become due ``after`` seconds from now; None: when their leases end. Their listeners run
         on, but can no longer settle them. To exit before they are due, exit right after this call.
         """
-        if self._state != "finished":
-            return
         with self._start_stop_lock:
+            if self._state != "finished":
+                return
             self._state = "stopped"
-            self._lease_returner.after = after
+            self._engine.heartbeat.hand_back_in(after)
             self._heartbeat_loop.stop()
             self._heartbeat_loop.join(JOIN_TIMEOUT + 2 * self.settings.LOCK_WAIT)
             logger.info(
                 "worker stopped id=%s alias=%s released=%d handed_back=%d",
                 self.id,
                 self.alias,
-                self._lease_returner.released,
-                self._lease_returner.handed_back,
+                self._engine.heartbeat.released,
+                self._engine.heartbeat.handed_back,
             )
 
     def _stop_accepting(self) -> None:
         self._gates.close()
         if hot_queues.by_alias.get(self.alias) is self._gates:
             del hot_queues.by_alias[self.alias]
-        self._housekeeper.stop()
-        self._housekeeper_loop.stop()
-        if self._doorbell_loop is not None:
-            self._doorbell_loop.stop()
-        self._claimer_loop.stop()
-        for part in self._delivering:
+        for part in (*self._side_loops, self._claimer_loop, *self._calling):
             part.stop()
         self._claimer_loop.join(JOIN_TIMEOUT)
+        self._engine.heartbeat.begin_stop()
+        self._heartbeat_loop.wake()
 
     def _settle_the_rest(self, give_up: Callable[[], bool]) -> bool:
         while not self._settler.is_idle and not give_up():
             time.sleep(0.002)
         settled = self._settler.is_idle
         self._settler_loop.stop()
-        self._decisions.wake()
+        self._engine.decisions.wake()
         return self._settler_loop.join(JOIN_TIMEOUT) and settled
 
     def __enter__(self) -> Worker:
@@ -250,6 +281,51 @@ class Worker(Parts):
 
     def __exit__(self, *raised: object) -> None:
         self.stop()
+
+    # -- what it tells ---------------------------------------------------------------------------
+
+    @property
+    def is_spent(self) -> bool:
+        """Return whether it has delivered ``max_events`` and should be replaced."""
+        return self._engine.is_spent
+
+    def poll(self) -> None:
+        """Have the claimer poll the table now."""
+        self._engine.wakeup.poll()
+
+    def depths(self) -> dict[str, int]:
+        """Return how many events are ``hot`` (offered), ``cold`` (wait for a thread) and ``held``.
+
+        ``held`` counts all events that are claimed and not settled, including the cold ones.
+        """
+        waiting = sum(len(each.ready) for each in self._gates)
+        cold = waiting + sum(self._held.load(each.name).followers for each in self._gates)
+        hot = sum(len(each.offers) for each in self._gates)
+        return {"hot": hot, "cold": cold, "held": len(self._held)}
+
+    @property
+    def lost_threads(self) -> tuple[str, ...]:
+        """Return why only a new process helps: a thread ended, or too many hang."""
+        return reasons(each.dead_reason(inf) for each in self._all)
+
+    def health(self) -> Health:
+        """Return the health of the threads, as they report it, without a database query."""
+        if self._state != "running":
+            state = "starting" if self._state == "new" else "draining"
+            dead = reasons(each.dead_reason(0.0) for each in self._executors)
+            return Health(dead=dead, unready=(state,)).prefixed(self.alias)
+        settings = self.settings
+        dead_after = max(DEAD_AFTER[0] * settings.LEASE, DEAD_AFTER[1])
+        unready_after = UNREADY_AFTER * settings.POLL_INTERVAL + 2 * settings.LOCK_WAIT
+        delivering = [*self._delivering, self._event_loop]
+        return Health(
+            dead=reasons(each.dead_reason(dead_after) for each in self._all),
+            unready=reasons(each.unready_reason(unready_after) for each in delivering),
+        )
+
+    @property
+    def _all(self) -> list[Part | EventLoop]:
+        return [*self._parts, self._event_loop]  # which starts with the first async listener
 
 
 def served(queues: Collection[str] | None, settings: Settings) -> frozenset[str]:

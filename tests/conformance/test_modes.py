@@ -9,7 +9,8 @@ from django.db import connection
 
 import django_outbox as outbox
 from django_outbox.models import OutboxEvent, OutboxLease
-from django_outbox.worker.leader_lease import ActiveLease
+from django_outbox.worker.effects import perform
+from django_outbox.worker.named_lease import ActiveLease
 from django_outbox.worker.throttle import Throttle
 from tests.table import elsewhere, in_thread, listening, write
 from tests.test_modes import PURGING, expired
@@ -20,22 +21,18 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 def test_w3_it_stops_claiming_by_itself_before_others_may_take_over() -> None:
     """It goes by its own deadline, because a suspended machine could not ask the database."""
-    mine = ActiveLease(alias="default", me="host-1-a", lease=2.0, poll=5)
-    other = ActiveLease(alias="default", me="host-2-b", lease=2.0, poll=5)
-    mine.step()
-    other.step()
-    assert (mine(), other()) == (True, False)
-    wait_until(lambda: not mine(), what="an end by its own deadline")
-    other.step()
-    assert not other()  # the lease in the table lasts a fifth longer
+    mine = ActiveLease(me="host-1-a", lease=2.0, poll=5)
+    other = ActiveLease(me="host-2-b", lease=2.0, poll=5)
 
-    def taken_over() -> bool:
-        other.step()
-        return other()
+    def is_active(each: ActiveLease) -> bool:
+        perform(connection, each.step())
+        return each.leader.holds
 
-    wait_until(taken_over, what="a successor")
-    mine.step()
-    assert not mine()
+    assert (is_active(mine), is_active(other)) == (True, False)
+    wait_until(lambda: not mine.leader.holds, what="an end by its own deadline")
+    assert not is_active(other)  # the lease in the table lasts a fifth longer
+    wait_until(lambda: is_active(other), what="a successor")
+    assert not is_active(mine)
 
 
 def test_28_a_purge_waits_for_nobody_and_holds_nobody_up(

@@ -9,11 +9,12 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connections, transaction
+from django.db import connection, connections, transaction
 
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent, OutboxLease, OutboxStream
 from django_outbox.sql import engine_connection
+from django_outbox.worker.effects import perform
 from tests.table import in_thread, insert, multiply, now, purging, rest_of, stream_row
 from tests.test_purge import (
     DAY,
@@ -57,13 +58,17 @@ def test_of_many_workers_one_purges_in_an_interval(runs: list[str]) -> None:
 
 def test_one_worker_at_a_time_has_the_lease() -> None:
     leaders = {me: purging(3600, me=me)._leader for me in ("a", "b")}
-    assert [leaders[me].take() for me in "abab"] == [True, False, True, False]
+
+    def taken(order: str) -> list[bool]:
+        return [leaders[me].take(connection) for me in order]
+
+    assert taken("abab") == [True, False, True, False]
     end_lease()
-    assert [leaders[me].take() for me in "bab"] == [True, False, True]
-    leaders["a"].release("{}")  # it no longer holds the lease
-    assert [leaders[me].take() for me in "ab"] == [False, True]
-    leaders["b"].release("{}")
-    assert leaders["a"].take()
+    assert taken("bab") == [True, False, True]
+    perform(connection, leaders["a"].release("{}"))  # it no longer holds the lease
+    assert taken("ab") == [False, True]
+    perform(connection, leaders["b"].release("{}"))
+    assert taken("a") == [True]
 
 
 # -- what a run reads ------------------------------------------------------------------------------

@@ -112,7 +112,7 @@ def test_n7_a_failed_renewal_is_repeated_on_a_new_connection(
 ) -> None:
     settings.OUTBOX = {**SOON, "LEASE": 2.4}
     # Statistics use the same connection: they would reconnect first, and no renewal would fail.
-    monkeypatch.setattr(Statistics, "write_if_due", lambda statistics: None)
+    monkeypatch.setattr(Statistics, "write_if_due", lambda statistics: iter(()))
     ids = insert(2, due=-1)
     with watched() as engine, gated() as gate, outbox.Worker(workers=2):
         wait_until(lambda: len(gate.entered) == 2)

@@ -17,13 +17,27 @@ from django.db.models import Sum
 from django.test.utils import CaptureQueriesContext
 
 import django_outbox as outbox
+from django_outbox.listeners.outcomes import DONE
 from django_outbox.models import OutboxEvent, OutboxStatistics, OutboxWorker
-from django_outbox.models.statistics import COUNTS, OUTCOMES, RUN_COLUMNS, WAIT_COLUMNS, bucket
+from django_outbox.models.statistics import OUTCOMES, RUN_COLUMNS, WAIT_COLUMNS, bucket
 from django_outbox.worker import statistics as engine_statistics
+from django_outbox.worker.effects import perform
 from django_outbox.worker.statistics import Statistics
 from tests.fleet import Fleet
 from tests.plans import analyze, large_steps
-from tests.table import PLACED, in_thread, insert, keyed, listening, now, purging, steal, write
+from tests.table import (
+    PLACED,
+    claimed,
+    events_of,
+    in_thread,
+    insert,
+    keyed,
+    listening,
+    now,
+    purging,
+    steal,
+    write,
+)
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -155,9 +169,8 @@ def test_41_a_worker_writes_a_bounded_number_of_rows(monkeypatch: pytest.MonkeyP
 
 def test_41_an_idle_worker_writes_no_more_than_its_sign_of_life() -> None:
     with CaptureQueriesContext(connection) as asked:
-        Statistics(alias="default", me="me").write()
-    assert len(asked) == 1  # the clock
-    assert not OutboxStatistics.objects.exists()
+        perform(connection, Statistics("me").write())
+    assert not len(asked)
 
 
 # --- several workers ------------------------------------------------------------------------------
@@ -195,16 +208,16 @@ def test_41_a_killed_worker_loses_no_more_than_its_last_interval(fleet: Fleet) -
 def test_41_workers_that_write_at_once_do_not_hinder_each_other() -> None:
     """Each worker has rows of its own, so no write waits for another's or deadlocks with it."""
 
-    first = int(now().timestamp()) // 60 * 60
+    for kind in range(5):
+        insert(event_type=f"order.{kind}")
+    rows = events_of(claimed().rows)
 
     def write_often(owner: str) -> int:
-        statistics, failures = Statistics(alias="default", me=owner), 0
-        for number in range(15):
-            counts = [1, *[0] * (len(COUNTS) - 1)]
-            minute = first + 60 * number
-            statistics._new_counts.append({(minute, f"order.{kind}"): counts for kind in range(5)})
-            statistics.write()
-            failures += statistics._failures
+        statistics, failures = Statistics(owner), 0
+        for _ in range(15):
+            statistics.add((each, DONE) for each in rows)
+            perform(connection, statistics.write())
+            failures += statistics.failures
         return failures
 
     owners = [f"worker-{number}" for number in range(4)]
@@ -227,7 +240,7 @@ def test_41_without_its_table_events_are_delivered_and_counts_kept(
 ) -> None:
     """As in a deploy that migrates later: the next write that succeeds includes all counts."""
     table = OutboxStatistics._meta.db_table
-    statistics = Statistics(alias="default", me="me")
+    statistics = Statistics("me")
     rename(table, "away")
     try:
         with caplog.at_level(logging.WARNING, "django_outbox"):
@@ -235,13 +248,13 @@ def test_41_without_its_table_events_are_delivered_and_counts_kept(
                 worker._settler._statistics = statistics
                 insert(5)
                 wait_until(settled)
-            statistics.write()
+            perform(connection, statistics.write())
     finally:
         rename("away", table)
     assert "statistics could not be updated; events are not affected" in caplog.text
     assert not [each for each in caplog.records if each.levelno > logging.WARNING]
     assert summed() == {}
-    statistics.write()
+    perform(connection, statistics.write())
     assert summed() == {"done": 5}
 
 

@@ -81,7 +81,7 @@ def test_ended_sessions_fail_no_event_that_comes_after(settings: Any) -> None:
         wait_for_statuses(DONE=4)
         before = time.monotonic()
         terminate_other_sessions()
-        wait_until(lambda: worker._sessions.broke_at > before, what="somebody has noticed")
+        wait_until(lambda: worker._engine.sessions.broke_at > before, what="somebody has noticed")
         with transaction.atomic():
             outbox.write_many(outbox.Event(event_type=PLACED, payload={"n": 9}) for _ in range(20))
         wait_for_statuses(DONE=24)
@@ -101,10 +101,10 @@ def test_a_session_that_ends_in_a_listener_is_told_to_all_threads() -> None:
 
     for atomic in (False, True):
         with listening(listener, atomic=atomic, retry=AT_ONCE), outbox.Worker(workers=1) as worker:
-            assert worker._sessions.broke_at < 0
+            assert worker._engine.sessions.broke_at < 0
             (event_id,) = write()
             wait_until(lambda event_id=event_id: row(event_id).status == Status.DONE)
-            assert worker._sessions.broke_at > 0
+            assert worker._engine.sessions.broke_at > 0
 
 
 FULL = {

@@ -191,14 +191,9 @@ MUTANTS = (
         scenario="slow",
         edits=[
             (
-                "worker/leases.py",
-                """\
-        runs = self._held.to_renew(started)
-""",
-                """\
-        return self._held.lease / 6
-        runs = self._held.to_renew(started)
-""",
+                "worker/heartbeat.py",
+                "    runs = held.to_renew(started)\n",
+                "    runs = held.to_renew(-999.0)\n",
             )
         ],
     ),
@@ -207,7 +202,7 @@ MUTANTS = (
         without="what still runs at the end of a stop is handed back",
         database="postgres",
         scenario="deploys",
-        edits=[("worker/stopping.py", "        while wanted > 0:\n", "        while False:\n")],
+        edits=[("worker/heartbeat.py", "        while wanted > 0:\n", "        while False:\n")],
     ),
     Mutant(
         name="a hand-back that counts as a rescue",
@@ -355,11 +350,7 @@ MUTANTS = (
         database="postgres",
         scenario="queues",
         edits=[
-            (
-                "worker/housekeeper.py",
-                "if not self._serves_default or monotonic() < self._search_at:",
-                "if self._search_at:",
-            )
+            ("worker/housekeeper.py", "if monotonic() < self._search_at:", "if self._search_at:")
         ],
     ),
     Mutant(

@@ -184,11 +184,7 @@ OWN = (
         name="an interrupted resume whose rest stays parked",
         kind="resumes",
         edits=[
-            (
-                "worker/housekeeper.py",
-                "more = next(bring_home(connection, pause), None) is not None or more",
-                "pass",
-            )
+            ("worker/housekeeper.py", "more = (yield partial(_bring_home, pause)) or more", "pass")
         ],
     ),
     Broken(
@@ -311,7 +307,7 @@ OWN = (
         kind="deploys",
         edits=[
             (
-                "worker/stopping.py",
+                "worker/heartbeat.py",
                 "self._releases.give_back(self._held.of(EVENTS))",
                 "self._releases.give_back([])",
             )

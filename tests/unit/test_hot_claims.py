@@ -12,7 +12,7 @@ import django_outbox as outbox
 from django_outbox.conf import Settings
 from django_outbox.sql.values import EVENTS, LIGHT, Claimed
 from django_outbox.worker.effects import perform
-from django_outbox.worker.parts import Parts
+from django_outbox.worker.engine import Engine
 from django_outbox.worker.queues import Offer
 from tests.unit.scripted import SCRIPTED, Clock, connection, lease
 
@@ -24,10 +24,9 @@ class Worker:
     """A claimer that has polled the table, found nothing, and waits for the next poll."""
 
     def __init__(self, dialect: Any) -> None:
-        limits: dict[str, Any] = {"queues": frozenset({"default"}), "max_events": None}
-        parts = Parts(SCRIPTED, "me", Settings(DOORBELL=None), purge=False, **limits)
-        self._dialect, self.held, self._claimer = dialect, parts._held, parts._claimer
-        (gate,) = parts._gates
+        engine = Engine(SCRIPTED, "me", Settings(DOORBELL=None), queues={"default"})
+        self._dialect, self.held, self._claimer = dialect, engine.held, engine.claimer
+        (gate,) = engine.gates
         self.offers = gate.offers
         assert self.claims() == ["poll"]
         assert self.claims() == []

@@ -7,31 +7,33 @@ from typing import Any
 import pytest
 
 from django_outbox.worker import housekeeper
+from django_outbox.worker.effects import perform
 from django_outbox.worker.housekeeper import BATCH, SEARCH_INTERVAL, Housekeeper
 from django_outbox.worker.pauses import KnownPauses
-from django_outbox.worker.purger import Purger
 from django_outbox.worker.wakeup import Wakeup
-from tests.unit.scripted import SCRIPTED, Clock
+from tests.unit.scripted import Clock, connection
 
 
 class Keeping:
     """A housekeeper, and what it tells the claimer."""
 
-    def __init__(self, *, queues: list[str]) -> None:
+    def __init__(self, *, adopts: bool = True) -> None:
         self.pauses, self.wakeup = KnownPauses(), Wakeup()
         self.keeper = Housekeeper(
-            alias=SCRIPTED,
-            purger=Purger(alias=SCRIPTED, me="me", lease=30.0, interval=None),
+            purger=None,
             known_pauses=self.pauses,
             wakeup=self.wakeup,
-            queues=queues,
             configured=["default", "mail"],
+            adopts=adopts,
         )
 
     def steps(self, clock: Clock, seconds: float) -> None:
         until = clock.now + seconds
         while clock.now < until:
-            clock.advance(self.keeper.step())
+            clock.advance(self.step())
+
+    def step(self) -> float:
+        return perform(connection(), self.keeper.step())
 
 
 def test_what_waits_in_unknown_queues_is_moved_batch_by_batch(clock: Clock, dialect: Any) -> None:
@@ -44,7 +46,7 @@ def test_what_waits_in_unknown_queues_is_moved_batch_by_batch(clock: Clock, dial
         return moved
 
     dialect.move.side_effect = move
-    keeping = Keeping(queues=["default"])
+    keeping = Keeping()
     keeping.steps(clock, SEARCH_INTERVAL + 1)
     assert left == {"gone": 0}
     assert {each.kwargs["queue"] for each in dialect.move.call_args_list} == {"default"}
@@ -58,14 +60,14 @@ def test_what_an_interrupted_resume_left_is_moved_batch_by_batch(
     dialect.stranded.side_effect = lambda: [7] * bool(left)
     dialect.keep_pauses.return_value = set()
     dialect.unpark.side_effect = lambda *given, **of: left.pop() if left else 0
-    keeping = Keeping(queues=["default"])
+    keeping = Keeping()
     keeping.steps(clock, SEARCH_INTERVAL + 1)
     assert left == []
     assert keeping.wakeup.poll_wanted
 
 
 def test_a_worker_without_the_default_queue_leaves_them_alone(clock: Clock, dialect: Any) -> None:
-    Keeping(queues=["mail"]).steps(clock, 3 * SEARCH_INTERVAL)
+    Keeping(adopts=False).steps(clock, 3 * SEARCH_INTERVAL)
     dialect.other_queues.assert_not_called()
 
 
@@ -74,7 +76,7 @@ def test_a_pause_is_ended_when_it_is_over_and_once(
 ) -> None:
     ended: list[float] = []
     monkeypatch.setattr(housekeeper, "end_pauses", lambda alias: ended.append(clock.now))
-    keeping = Keeping(queues=["mail"])
+    keeping = Keeping(adopts=False)
     keeping.pauses.ends_at = end = clock.now + 5.3
     keeping.steps(clock, 20)
     assert ended == [pytest.approx(end, abs=0.01)]
@@ -92,10 +94,10 @@ def test_an_end_that_failed_is_tried_again(
             raise ZeroDivisionError
 
     monkeypatch.setattr(housekeeper, "end_pauses", end)
-    keeping = Keeping(queues=["mail"])
+    keeping = Keeping(adopts=False)
     keeping.pauses.ends_at = clock.now
     with pytest.raises(ZeroDivisionError):
-        keeping.keeper.step()
+        keeping.step()
     assert not keeping.wakeup.poll_wanted
     keeping.steps(clock, 5)
     assert len(ended) == 2

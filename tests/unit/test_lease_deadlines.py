@@ -18,9 +18,9 @@ from django_outbox.listeners.outcomes import DONE
 from django_outbox.sql.values import FULL, KEYED, Branch, Claimed, StreamRows
 from django_outbox.worker.claims import Claims
 from django_outbox.worker.effects import perform
+from django_outbox.worker.heartbeat import renew
 from django_outbox.worker.held import SAFE_PART, Held
-from django_outbox.worker.leader_lease import ActiveLease, Leader
-from django_outbox.worker.leases import Heartbeat
+from django_outbox.worker.named_lease import ActiveLease, Leader
 from django_outbox.worker.pauses import KnownPauses
 from django_outbox.worker.queues import Decisions
 from django_outbox.worker.releases import Releases
@@ -74,7 +74,7 @@ class Parts:
             self.runs.add_events([StreamRead(run, 1, [lease("a", of=run)], 0.0)])
 
     def beat(self) -> None:
-        Heartbeat(worker_row=None, runs=self.runs, releases=self.releases, **self.common).step()
+        perform(connection(), renew(self.releases))
 
     def may_start(self) -> bool:
         (found,) = self.ready
@@ -115,21 +115,21 @@ def renew_stream(parts: Parts) -> Callable[[], bool]:
 
 
 def take_named_lease(parts: Parts) -> Callable[[], bool]:
-    leader = Leader(alias=SCRIPTED, me="me", name="purge", lease=LEASE)
-    leader.take()
+    leader = Leader(me="me", name="purge", lease=LEASE)
+    leader.take(connection())
     return lambda: leader.holds
 
 
 def renew_named_lease(parts: Parts) -> Callable[[], bool]:
-    leader = Leader(alias=SCRIPTED, me="me", name="purge", lease=LEASE)
-    leader.renew("")
+    leader = Leader(me="me", name="purge", lease=LEASE)
+    perform(connection(), leader.renew(""))
     return lambda: leader.holds
 
 
 def take_active_lease(parts: Parts) -> Callable[[], bool]:
-    active = ActiveLease(alias=SCRIPTED, me="me", lease=LEASE, poll=1.0)
-    active.step()
-    return active
+    active = ActiveLease(me="me", lease=LEASE, poll=1.0)
+    perform(connection(), active.step())
+    return lambda: active.leader.holds
 
 
 # What is leased or renewed, the statement that does it, and its answer.

@@ -8,54 +8,33 @@ import socket
 import sys
 from collections.abc import Collection
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 import django
-from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..clocks import monotonic
-from ..conf import DAY
 from ..listeners.queues import published
 from ..models import OutboxWorker, live_workers
 from ..models.fields import DatabaseNow
 from ..sql import dialect_of
-from .held import Held
-from .runs import Runs
+from .releases import Releases
 from .wakeup import Wakeup
 
 MAX_RUNNING = 5  # running events that the row lists, at most
 LOST_AFTER = 10  # leases without a heartbeat until the row of a lost worker may be removed
-LOST_KEPT_FOR = DAY  # seconds for which the rows of lost workers stay, so that users see them
+LOST_KEPT_FOR = timedelta(days=1)  # for which rows of lost workers stay, so that users see them
 MAX_LOST = 100  # rows of lost workers that stay, those with the latest heartbeats
 MAX_REMOVED = 1000  # rows of lost workers that are removed at once
-
-
-class OtherWorker(NamedTuple):
-    """What its row says of another worker; None: it is of a release that does not say."""
-
-    streams: int | None  # that it has leased
-    queues: list[str] | None  # that it serves
-
-    def serves(self, queue: str) -> bool:
-        """Return whether it serves a queue; a worker that does not say serves all."""
-        return self.queues is None or queue in self.queues
 
 
 class WorkerRow:
     """Updates this worker's row, makes it anew if it was removed, deletes rows of lost workers."""
 
     def __init__(
-        self,
-        *,
-        alias: str,
-        me: str,
-        held: Held,
-        runs: Runs,
-        wakeup: Wakeup,
-        mode: str,
-        queues: Collection[str],
+        self, *, releases: Releases, wakeup: Wakeup, mode: str, queues: Collection[str]
     ) -> None:
-        self._alias, self._me, self._held, self._runs = alias, me, held, runs
+        self._me, self._held, self._runs = releases.me, releases.held, releases.runs
         self._wakeup = wakeup
         self._info: dict[str, Any] = {
             "mode": mode,
@@ -64,8 +43,8 @@ class WorkerRow:
             "python": sys.version.split()[0],
         }
 
-    def update(self) -> None:
-        rows = OutboxWorker.objects.using(self._alias)
+    def update(self, connection: BaseDatabaseWrapper) -> None:
+        rows = OutboxWorker.objects.using(connection.alias)
         leases: dict[str, Any] = {"held": len(self._held), "streams": len(self._runs)}
         if self._wakeup.suspect_waits:
             leases["suspect_waits"] = True
@@ -79,34 +58,27 @@ class WorkerRow:
                 heartbeat_at=DatabaseNow(),
                 info=info,
             )
-        self._remove_lost()
+        self._remove_lost(connection)
 
     def note_stop(self) -> None:
         """Have the next update say that this worker stops: it is not missed if it is killed."""
         self._info["stopping"] = True
 
-    def _remove_lost(self) -> None:
+    def _remove_lost(self, connection: BaseDatabaseWrapper) -> None:
         """Delete the rows of workers lost a day ago, and the oldest of more than ``MAX_LOST``."""
-        connection = connections[self._alias]
-        now = dialect_of(connection).clock()
-        silent = now - timedelta(seconds=LOST_AFTER * self._held.lease)
-        lost = OutboxWorker.objects.using(self._alias).filter(heartbeat_at__lt=silent)
-        newest = lost.order_by("-heartbeat_at", "pk").values_list("pk", "heartbeat_at")
-        oldest = now - timedelta(seconds=LOST_KEPT_FOR)
-        removed = [
-            pk
-            for number, (pk, heartbeat_at) in enumerate(newest[: MAX_LOST + MAX_REMOVED])
-            if number >= MAX_LOST or heartbeat_at < oldest
-        ]
-        if removed:
-            lost.filter(pk__in=removed).delete()
+        now, rows = dialect_of(connection).clock(), OutboxWorker.objects.using(connection.alias)
+        silent, oldest = now - timedelta(seconds=LOST_AFTER * self._held.lease), now - LOST_KEPT_FOR
+        lost = rows.filter(heartbeat_at__lt=silent).order_by("-heartbeat_at", "pk")
+        kept = lost.filter(heartbeat_at__gte=oldest).values_list("pk", flat=True)[:MAX_LOST]
+        gone = lost.exclude(pk__in=[*kept]).values_list("pk", flat=True)[:MAX_REMOVED]
+        if removed := [*gone]:
+            rows.filter(pk__in=removed).delete()
 
-    def others(self) -> list[OtherWorker]:
-        """Return the other live workers, as their rows show them."""
+    def others(self, connection: BaseDatabaseWrapper) -> list[dict[str, Any]]:
+        """Return what the rows of the other live workers say; standbys do not count."""
         if self._info["mode"] == "single_node":
-            return []  # they stand by
-        others = live_workers(self._alias, but=self._me)
-        return [OtherWorker(each.get("streams"), each.get("queues")) for each in others]
+            return []
+        return live_workers(connection.alias, but=self._me)
 
     def _running(self) -> list[dict[str, Any]]:
         """Return the events that have run longest, so that users see where a worker hangs."""
@@ -121,5 +93,5 @@ class WorkerRow:
             for each in longest
         ]
 
-    def delete(self) -> None:
-        OutboxWorker.objects.using(self._alias).filter(pk=self._me).delete()
+    def remove(self, connection: BaseDatabaseWrapper) -> None:
+        OutboxWorker.objects.using(connection.alias).filter(pk=self._me).delete()
