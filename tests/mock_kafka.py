@@ -99,6 +99,11 @@ class MockCluster:
         for broker in brokers or self._all:
             self._check(self._library.rd_kafka_mock_broker_set_down, broker)
 
+    def up(self) -> None:
+        """Let all brokers accept connections again."""
+        for broker in self._all:
+            self._check(self._library.rd_kafka_mock_broker_set_up, broker)
+
     def delay(self, milliseconds: int, *brokers: int) -> None:
         """Have each answer of brokers, or of all, take this long."""
         for broker in brokers or self._all:

@@ -3,7 +3,7 @@
 What an error means:
 
 - The endpoint cannot be reached, answers 5xx, or refuses the credentials (expired, unknown, none):
-  ``BrokerUnavailable``. No answer in time: ``Unconfirmed``.
+  ``BrokerUnavailable``, as no answer in time is if none comes after it.
 - Throttling: the message is deferred for a second, and no attempt is spent.
 - A message that AWS cannot take (contents, size, parameters): ``Unrecoverable``, for it alone.
 - Anything else about a queue or topic (it does not exist, no permission, its KMS key is disabled):
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from time import monotonic
 from typing import Any, ClassVar, Final
 
@@ -103,16 +103,15 @@ class _Client(Backend):
         A call begins in the first quarter of the time until ``deadline``, because it may take the
         rest. ``publish`` waits for calls that have begun, so that none sends anything later.
         """
-        now = monotonic()
-        last_start = now + (deadline - now) / 4
+        last_start = (3 * monotonic() + deadline) / 4
         for index, each in enumerate(messages):
             each.given["Id"] = str(index)
         calls = [self._threads.submit(self._call, each, last_start) for each in grouped(messages)]
-        wait(calls)
-        outcomes: dict[str, Outcome] = {}
-        for call in calls:
+        outcomes: dict[str, Outcome] = {}  # in the order in which the calls have ended
+        for call in as_completed(calls):
             outcomes |= call.result()
-        return _settled([outcomes[each.given["Id"]] for each in messages])
+        _settle(outcomes)
+        return [outcomes[each.given["Id"]] for each in messages]
 
     def check(self) -> None:
         """Make the smallest call. That AWS denies it is an answer, too: it may be forbidden.
@@ -138,7 +137,7 @@ class _Client(Backend):
             outcome = _outcome(error)
             is_of_one = isinstance(outcome, Unrecoverable)
             return dict.fromkeys(ids, Together(outcome) if is_of_one else outcome)
-        lost = Unconfirmed("AWS answered without naming the message.")
+        lost = Refused("AWS answered without naming the message.")
         found: dict[str, Outcome] = dict.fromkeys(ids, lost)
         found |= dict.fromkeys(each["Id"] for each in answer.get("Successful", ()))
         for each in answer.get("Failed", ()):
@@ -195,16 +194,18 @@ class SNS(_Client):
 # --- outcomes ------------------------------------------------------------------------------------
 
 
-def _settled(outcomes: list[Outcome]) -> list[Outcome]:
-    """Return the outcomes of a batch.
+def _settle(outcomes: dict[str, Outcome]) -> None:
+    """Take AWS for away after its last answer: calls run at a time, and end in another order.
 
     What was not sent because others waited for an answer in vain was not sent for the same reason.
     """
-    away = [each for each in outcomes if isinstance(each, (BrokerUnavailable, Unconfirmed))]
-    if away and None not in outcomes:
-        reason = BrokerUnavailable(str(away[0]))
-        outcomes = [reason if each is NOT_SENT else each for each in outcomes]
-    return outcomes
+    for each, outcome in reversed([*outcomes.items()]):
+        if isinstance(outcome, Unconfirmed):
+            outcomes[each] = BrokerUnavailable(str(outcome))
+        elif outcome is not NOT_SENT and not isinstance(outcome, BrokerUnavailable):
+            return
+    away = next((each for each in outcomes.values() if each is not NOT_SENT), NOT_SENT)
+    outcomes |= dict.fromkeys(outcomes, away)
 
 
 def _outcome(error: Exception) -> Any:

@@ -162,7 +162,7 @@ class Kafka(Backend):
                 )
             except BufferError:
                 if monotonic() < deadline:
-                    self._flush(WAIT)
+                    self._collect(self._producer.flush, WAIT)
                     continue
             except KafkaException as error:
                 return _refused_by_client(error.args[0], message)
@@ -174,7 +174,9 @@ class Kafka(Backend):
         The producer's sequence has a gap then, so it is not used again.
         """
         while not self._gave_up and (left := deadline - monotonic()) > 0:
-            if not self._flush(min(left, WAIT)) or _is_complete(found):
+            # Those of the other thread are waited for, too; the client sends instead of lingering.
+            waiting = self._collect(self._producer.flush, min(left, WAIT))
+            if not waiting or _is_complete(found):
                 break
         end = monotonic() + LAST_REPORTS
         if not _is_complete(found):
@@ -187,14 +189,8 @@ class Kafka(Backend):
             while not self._gave_up and monotonic() < end:
                 self._collect(self._producer.poll, WAIT)
 
-    def _flush(self, seconds: float) -> int:
-        """Collect reports, and have the client send what it has instead of lingering.
-
-        Return how many messages it still has, those of the other thread included.
-        """
-        return self._collect(self._producer.flush, seconds)
-
     def _collect(self, method: Any, seconds: float) -> int:
+        """Collect reports; return how many messages the client still has, or how many it had."""
         try:
             return int(method(seconds))
         except KafkaException as error:  # a fatal error of the producer

@@ -249,8 +249,7 @@ class JetStream(Backend):
         )
 
     def _lost(self) -> str:
-        said = self._connection.last_error
-        return f"The connection to {self._connection} broke{said and f': {said}'}"
+        return f"The connection to {self._connection} broke {self._connection.last_error}".rstrip()
 
     def _reason(self, error: BaseException) -> str:
         """Return in an operator's words why the server takes no messages."""
@@ -260,5 +259,5 @@ class JetStream(Backend):
         if isinstance(error, asyncio.TimeoutError):
             deaf = self._connection.deaf
             return f"{self._connection} did not answer in time{deaf and f': {deaf}'}"
-        said = self._connection.last_error or text or type(error).__name__
-        return f"{self._connection} cannot be reached: {said}"
+        text = self._connection.last_error or text or type(error).__name__
+        return f"{self._connection} cannot be reached: {text}"

@@ -236,8 +236,9 @@ class RabbitMQ(Backend):
             isinstance(error, exceptions.ChannelAccessRefused) and "access to topic '" not in text
         ):
             return BrokerUnavailable(self._reason(error))
-        is_large = isinstance(error, exceptions.ChannelPreconditionFailed)
-        is_large = is_large and "message size" in text
+        is_large = (
+            isinstance(error, exceptions.ChannelPreconditionFailed) and "message size" in text
+        )
         return error and Together(Unrecoverable(text) if is_large else Refused(text))
 
     def _outcome(self, error: BaseException, closed: Outcome) -> Outcome:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import pytest
 
-from tests import brokers
+from tests import brokers, mock_kafka, relay_adapters
 from tests.faults.rig import NotHere
+from tests.receiver import Receiver, receiving
 
 T = TypeVar("T")
 
@@ -30,6 +32,11 @@ class Broker:
     kind: ClassVar[Any]
     fills: ClassVar[bool] = False  # it can be made to take nothing at all
     refusals: ClassVar[tuple[str, ...]] = ()  # why it can be made to refuse single messages
+    has_way: ClassVar[bool] = True  # whether its clients come by the way that can be cut
+    back: ClassVar[float] = 5  # seconds, at most, from its return until events flow
+    # What an outage may cost: attempts, and lines of the log a minute; None: not limited.
+    attempts: ClassVar[int | None] = 0
+    lines: ClassVar[int | None] = 1
 
     def __init__(self, place: Path, *types: str) -> None:
         self.types = types or (USUAL, ODD)
@@ -234,6 +241,123 @@ class Nats(Broker):
                 await client.close()
 
         return asyncio.run(ask())
+
+
+class Mock:
+    """librdkafka's mock cluster, as a server that can be away, or answer late."""
+
+    def __init__(self, place: Path) -> None:
+        self.cluster = mock_kafka.MockCluster()
+        self.url = self.cluster.servers
+        self.port = int(self.url.rpartition(":")[2])
+        self.kill, self.restart, self.stop = self.cluster.down, self.cluster.up, self.cluster.close
+
+    def start(self) -> None:
+        """It runs already."""
+
+    def pause(self) -> None:
+        self.cluster.delay(10_000)
+
+    def resume(self) -> None:
+        self.cluster.delay(0)
+
+
+class Kafka(Broker):
+    """A topic of librdkafka's mock cluster; each key has a partition, so its order shows."""
+
+    kind, refusals, has_way = Mock, (NO_PLACE,), False
+
+    def relay(self, port: int) -> dict[str, Any]:
+        options = {"bootstrap.servers": self.server.url, "timeout": 1.5}
+        backend = "django_outbox.relays.kafka.Kafka"
+        return {"BACKEND": backend, "TO": PLACE, "OPTIONS": options}
+
+    def prepare(self) -> None:
+        self.server.cluster.create(PLACE, partitions=8)
+
+    def refuse(self, why: str) -> None:
+        self.server.cluster.fail_topic(PLACE, mock_kafka.UNKNOWN_TOPIC)
+        self.server.kill()  # the clients know it only when they ask for metadata again
+        self.server.restart()
+
+    def accept(self, why: str) -> None:
+        self.server.cluster.fail_topic(PLACE, 0)
+
+    def read(self) -> list[str]:
+        found = relay_adapters.records(self.server.url, PLACE)
+        return [dict(each.headers())["event-id"].decode() for each in found]
+
+
+class Endpoint(relay_adapters.Way):
+    """An HTTP server in this process, and a way to it."""
+
+    def __init__(self, place: Path) -> None:
+        self._running = receiving()
+        self.receiver: Receiver = self._running.__enter__()
+        super().__init__(self.receiver.port)
+        self.end = lambda: self._running.__exit__(None, None, None)
+
+
+class Webhook(Broker):
+    """A receiver of webhooks. A request without an answer costs an attempt."""
+
+    kind, refusals = Endpoint, (NO_PLACE,)
+    back, attempts, lines = 10, None, None
+
+    def __init__(self, place: Path, *types: str) -> None:
+        super().__init__(place, *types)
+        self._refused, self._taken = "", list[str]()
+        self.server.receiver.answer = self._answer
+
+    def relay(self, port: int) -> dict[str, Any]:
+        options = {"allow_http": True, "allow_private": True, "timeout": 1.5}
+        return {
+            "BACKEND": "django_outbox.relays.http.Webhook",
+            "TO": f"http://127.0.0.1:{port}/{{event_type}}/{{event_id}}",
+            "OPTIONS": {**options, "concurrency_per_host": 20},
+        }
+
+    def refuse(self, why: str) -> None:
+        self._refused = self.types[-1]
+
+    def accept(self, why: str) -> None:
+        self._refused = ""
+
+    def read(self) -> list[str]:
+        return [*self._taken]
+
+    def _answer(self, path: str, body: bytes) -> tuple[int, dict[str, str], bytes]:
+        _, kind, event_id = path.split("/")
+        if kind == self._refused:
+            return 400, {}, b"no place"
+        self._taken.append(event_id)
+        return 204, {}, b""
+
+
+class SQS(Webhook):
+    """An endpoint that speaks the protocol of SQS; moto takes a few messages a second only."""
+
+    back, attempts, lines = 5, 0, 1
+
+    def relay(self, port: int) -> dict[str, Any]:
+        url = f"http://127.0.0.1:{port}"
+        return {
+            "BACKEND": "django_outbox.relays.aws.SQS",
+            "TO": f"{url}/123456789012/events",
+            "OPTIONS": {"endpoint_url": url, "timeout": 1.5, **relay_adapters.SQS.ACCESS},
+        }
+
+    def _answer(self, path: str, body: bytes) -> tuple[int, dict[str, str], bytes]:
+        done: list[Any] = []
+        failed: list[Any] = []
+        for entry in json.loads(body).get("Entries", ()):
+            named = entry["MessageAttributes"]
+            if named["event-type"]["StringValue"] == self._refused:
+                failed.append({"Id": entry["Id"], "Code": "InternalError", "SenderFault": False})
+            else:
+                self._taken.append(named["event-id"]["StringValue"])
+                done.append({"Id": entry["Id"], "MessageId": "m"})
+        return 200, {}, json.dumps({"Successful": done, "Failed": failed}).encode()
 
 
 def _config(*types: str, **limits: int) -> Any:
