@@ -39,7 +39,7 @@ from .held import SAFE_PART, Held
 from .pauses import KnownPauses, end_pauses
 from .queues import Decisions
 from .ready import Lane, Ready
-from .releases import Releases, release_streams
+from .releases import Releases
 from .runs import Runs
 from .savepoint import Savepoint
 from .settle_log import Settled
@@ -333,4 +333,4 @@ class Drain:
         connection, held = self._connection, self._held
         perform(connection, self._releases.give_back(held.of(EVENTS)))
         held.drop(each for run in held.of(EVENTS) for each in [*run.out])
-        release_streams(connection, self._releases, held)
+        perform(connection, self._releases.release_streams())

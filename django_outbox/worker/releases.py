@@ -7,8 +7,6 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from math import inf
 
-from django.db.backends.base.base import BaseDatabaseWrapper
-
 from .. import doorbell
 from ..clocks import monotonic
 from ..delivery.lease import Lease, Run
@@ -16,7 +14,7 @@ from ..queue_settings import parked_by
 from ..signals import announce, lease_lost
 from ..sql import dialect_of
 from ..sql.values import EVENTS, STREAMS, Release, Unclaimed
-from .effects import Statement, Steps, Wait, perform
+from .effects import Statement, Steps, Wait
 from .held import Held, ids_and_leases
 from .runs import Runs
 from .wakeup import Wakeup
@@ -128,11 +126,6 @@ class Releases:
 
     def _statement(self, name: str, **given: object) -> Statement:
         return lambda connection: getattr(dialect_of(connection), name)(me=self.me, **given)
-
-
-def release_streams(connection: BaseDatabaseWrapper, releases: Releases, held: Held) -> int:
-    """Release all streams on a connection."""
-    return perform(connection, releases.release_streams())
 
 
 def as_before(leases: Iterable[Lease]) -> list[Unclaimed]:

@@ -15,7 +15,7 @@ from django_outbox.sql import dialect_of
 from django_outbox.sql.values import EVENTS
 from django_outbox.worker.effects import perform
 from django_outbox.worker.held import Held
-from django_outbox.worker.releases import Releases, release_streams
+from django_outbox.worker.releases import Releases
 from django_outbox.worker.wakeup import Wakeup
 from tests.table import (
     claimed,
@@ -132,8 +132,8 @@ def test_an_idle_stream_that_is_locked_is_not_forgotten(
 ) -> None:
     running, _ = crowded
     with elsewhere(lambda: OutboxStream.objects.select_for_update().get(key="a")):
-        release = lambda: release_streams(connection, running._releases, running._held)  # noqa: E731
-        given = in_thread(release).result(10)
+        release = running._engine.releases.release_streams
+        given = in_thread(lambda: perform(connection, release())).result(10)
         assert (given, stream("a").locked_by) == (1, running.id)
     running.finish(at_once)
     running.hand_back(1.0)
