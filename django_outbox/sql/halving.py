@@ -96,23 +96,6 @@ def _shortened(each: Ending) -> Ending:
     return each._replace(decision=each.decision.shortened())
 
 
-def in_turn(connection: BaseDatabaseWrapper, *steps: Callable[[], object]) -> None:
-    """Take every step although some raise; then raise the first error.
-
-    If the database does not answer any more, do that at once.
-    """
-    first: Exception | None = None
-    for step in steps:
-        try:
-            step()
-        except Exception as error:  # noqa: BLE001 - raised below
-            first = first or error
-            if not answers(connection):
-                break
-    if first is not None:
-        raise first
-
-
 def answers(connection: BaseDatabaseWrapper) -> bool:
     """Return whether the database takes writes, on a new connection if the present one is broken.
 

@@ -55,7 +55,15 @@ class Engine:
             alias=alias, me=me, held=self.held, runs=self.runs, wakeup=self.wakeup
         )
         statistics = Statistics(me)
-        self.settler = self._make_settler(statistics)
+        self.settler = Settler(
+            settings=settings,
+            decisions=self.decisions,
+            wakeup=self.wakeup,
+            gates=self.gates,
+            releases=self.releases,
+            statistics=statistics,
+            sessions=self.sessions,
+        )
         self.heartbeat = Heartbeat(
             releases=self.releases,
             row=WorkerRow(
@@ -98,21 +106,6 @@ class Engine:
             if name in self.queues
         ]
         return Gates(gates, decisions=self.decisions, wakeup=self.wakeup)
-
-    def _make_settler(self, statistics: Statistics) -> Settler:
-        return Settler(
-            alias=self.alias,
-            me=self.me,
-            settings=self.settings,
-            held=self.held,
-            gates=self.gates,
-            decisions=self.decisions,
-            wakeup=self.wakeup,
-            runs=self.runs,
-            releases=self.releases,
-            statistics=statistics,
-            sessions=self.sessions,
-        )
 
     def _make_claimer(self) -> Claimer:
         parts: dict[str, Any] = {

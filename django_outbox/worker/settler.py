@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import partial
 
-from django.db import OperationalError, connections, transaction
+from django.db import OperationalError, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..clocks import monotonic
@@ -18,17 +17,15 @@ from ..listeners.outcomes import DONE, LOST, Decision
 from ..models import OutboxEvent
 from ..signals import announce, lease_lost
 from ..sql import dialect_of
-from ..sql.halving import Part, answers, in_halves, in_turn, without
+from ..sql.halving import Part, answers, in_halves, without
 from ..sql.transactions import all_or_nothing
 from ..sql.values import LeaseKind
 from .connection_cleanup import BrokenSessions
-from .effects import perform
+from .effects import Steps, Wait, act, in_turn, perform
 from .gates import Gates
-from .held import Held
 from .queues import Decisions
 from .releases import Releases
 from .rescues import kept_count
-from .runs import Runs
 from .settle_log import Settled, log_refused, report_settled
 from .statistics import Statistics
 from .wakeup import Wakeup
@@ -53,22 +50,18 @@ class Settler:
     def __init__(
         self,
         *,
-        alias: str,
-        me: str,
         settings: Settings,
-        held: Held,
         decisions: Decisions,
         wakeup: Wakeup,
         gates: Gates,
-        runs: Runs,
         releases: Releases,
         statistics: Statistics,
         sessions: BrokenSessions,
     ) -> None:
-        self._alias, self._me, self._settings = alias, me, settings
-        self._held, self._decisions, self._wakeup = held, decisions, wakeup
-        self._gates = gates
-        self._runs, self._releases = runs, releases
+        self._settings, self._releases = settings, releases
+        self._alias, self._me = releases.alias, releases.me
+        self._held, self._runs = releases.held, releases.runs
+        self._decisions, self._wakeup, self._gates = decisions, wakeup, gates
         self._statistics, self._sessions = statistics, sessions
         # Only its thread changes these.
         self.settled = 0  # deliveries so far
@@ -82,8 +75,8 @@ class Settler:
     def is_idle(self) -> bool:
         return not self._unsettled and not len(self._decisions)
 
-    def step(self) -> float:
-        connection = connections[self._alias]
+    def step(self) -> Steps[float]:
+        """Settle what waits, or wait for a decision."""
         self._steps += 1
         if not self._refused:
             self._retry_pause = RETRY_REFUSED[0]
@@ -92,19 +85,16 @@ class Settler:
             self._retry_pause = min(2 * self._retry_pause, RETRY_REFUSED[1])
             self._accepted_step = self._steps  # as far as is known; they are set aside again
         if not self._unsettled:
-            first = self._decisions.take(IDLE_WAIT)
-            if first is None:
-                perform(connection, self._releases.release_ended())
-                return 0.0
-            self._unsettled = [first]
-            self._gather()
+            first = yield from act(partial(self._decisions.take, IDLE_WAIT))
+            if first is not None:
+                self._unsettled = [first]
+                yield from self._gather()
         self._unsettled += self._decisions.take_all(MAX_BATCH - len(self._unsettled))
-        parts = [partial(self._settle, part) for part in split_by_kind(self._unsettled)]
-        release = partial(perform, connection, self._releases.release_ended())
-        in_turn(connection, *parts, release)
+        parts = [self._settle(part) for part in split_by_kind(self._unsettled)]
+        yield from in_turn(*parts, self._releases.release_ended())
         return 0.0
 
-    def _gather(self) -> None:
+    def _gather(self) -> Steps[None]:
         """Let the batch grow while events wait for a thread; otherwise settle at once.
 
         A commit for every few decisions costs the database more than the rest of the deliveries.
@@ -113,22 +103,21 @@ class Settler:
         while self._gates.start_soon() and not self._held.settle_waiters and monotonic() < until:
             if len(self._decisions) >= GATHER_COUNT:
                 break
-            time.sleep(0.001)
+            yield Wait(0.001)
 
-    def _settle(self, part: Settled) -> None:
+    def _settle(self, part: Settled) -> Steps[None]:
         """Write decisions of one kind; if only some rows are locked, the others."""
         try:
-            self._write(part)
+            yield partial(self._write, part)
         except OperationalError:
-            free = self._unlocked(part) if answers(connections[self._alias]) else []
+            free = (yield partial(self._unlocked, part)) if (yield answers) else []
             if 0 < len(free) < len(part):
-                self._write(free)
+                yield partial(self._write, free)
             raise
 
-    def _write(self, part: Settled) -> None:
+    def _write(self, part: Settled, connection: BaseDatabaseWrapper) -> None:
         """Write decisions of one kind; what has been written is finished, whatever is raised."""
-        connection, refused, error = connections[self._alias], Settled(), None
-        session = connection.connection
+        refused, error, session = Settled(), None, connection.connection
         try:
             for each in settle(part, connection=connection, me=self._me, settings=self._settings):
                 if not each.is_written:
@@ -136,7 +125,7 @@ class Settler:
                     continue
                 self._accepted_step = self._steps
                 if each.result:
-                    self._drop_lost_streams(each.rows)
+                    perform(connection, self._renew_streams(each.rows))
                 self._finish(each.rows)
         finally:
             if connection.connection is not session:
@@ -154,19 +143,19 @@ class Settler:
         self._retry_at = monotonic() + self._retry_pause
         log_refused(rows, error)
 
-    def _unlocked(self, part: Settled) -> Settled:
+    def _unlocked(self, part: Settled, connection: BaseDatabaseWrapper) -> Settled:
         """Return decisions whose rows are unlocked: an idle session must not hold up other rows."""
         ids = [lease.id for lease, _ in part]
-        with transaction.atomic(using=self._alias):
-            rows = OutboxEvent.objects.using(self._alias).filter(pk__in=ids)
+        with transaction.atomic(using=connection.alias):
+            rows = OutboxEvent.objects.using(connection.alias).filter(pk__in=ids)
             free = {*rows.lock_unlocked()}
         return [each for each in part if each[0].id in free]
 
-    def _drop_lost_streams(self, part: Settled) -> None:
+    def _renew_streams(self, part: Settled) -> Steps[None]:
         """Drop lost streams after a refused settle: none of their events may start any more."""
         runs = {lease.run.id: lease.run for lease, _ in part if lease.stream is not None}
         mine = [each for each in runs.values() if self._held.get(each.id) is each]
-        perform(connections[self._alias], self._releases.renew(mine))
+        return self._releases.renew(mine)
 
     def _finish(self, part: Settled) -> None:
         self._unsettled = without(self._unsettled, part)
