@@ -248,8 +248,13 @@ class Breaker:
             announce(breaker_closed, sender=self._alias, queue=self._queue)
 
     def _report_opened(self, pause: float, reason: str) -> None:
-        line = "breaker opened queue=%s pause=%.0fs reason=%s"
-        logger.log(self._level("opened"), line, self._queue, pause, reason)
+        logger.log(
+            self._level("opened"),
+            "breaker opened queue=%s pause=%.0fs reason=%s",
+            self._queue,
+            pause,
+            reason,
+        )
         announce(breaker_opened, sender=self._alias, queue=self._queue, pause=pause, reason=reason)
 
     def _level(self, line: str) -> int:
