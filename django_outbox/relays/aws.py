@@ -215,8 +215,8 @@ def _outcome(error: Exception) -> Any:
     said = shown(str(error))
     if isinstance(error, exceptions.ParamValidationError):
         return Unrecoverable(said)
-    if isinstance(error, (exceptions.ReadTimeoutError, exceptions.ConnectionClosedError)):
+    if isinstance(error, exceptions.ReadTimeoutError):
         return Unconfirmed(said)
-    if isinstance(error, exceptions.BotoCoreError):  # no connection, no credentials
+    if isinstance(error, exceptions.BotoCoreError):  # no connection, or no more; no credentials
         return BrokerUnavailable(said)
     return Refused(f"{type(error).__name__}: {said}")
