@@ -101,9 +101,9 @@ def parted(level: str, text: str) -> list[Told]:
     words = (text[: named[0].start()] if named else text).strip()
     names = tuple(match["name"] for match in named)
     assert words.count("%") <= 1, f"a value without a name: {text}"
-    if not level:
+    if words == "%s":
         return [(level, outcome, names) for outcome, level in OUTCOMES.items()]
-    return [(level, words.replace("%s", "…"), names)]
+    return [(level or "WARNING", words.replace("%s", "…"), names)]
 
 
 def calls() -> Iterator[tuple[str, ast.expr]]:
