@@ -128,7 +128,10 @@ class Claimer:
         else:
             has_backlog = any(each.more for each in open_ones)  # else one statement asks for all
             wanted = [each for each in open_ones if each.poll_at <= now or not has_backlog]
-            if has_backlog or not (yield from self._nothing_due(wanted)):
+            resting = [each for each in wanted if not each.more]
+            if resting and (yield from self._nothing_due(resting)):
+                wanted = [each for each in wanted if each.more]
+            if wanted:
                 yield from self._claim_due(wanted)
         return True
 

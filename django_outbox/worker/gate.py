@@ -242,8 +242,7 @@ class Gate:
     def ended_poll(self, until: float | None, *, asked_at: float) -> None:
         """Poll again ``until`` (monotonic), because nothing more is due; None: more is."""
         self.more, self.asked_at = until is None, asked_at
-        if until is not None:
-            self.poll_at = until
+        self.poll_at = min(self.poll_at, asked_at) if until is None else until
 
     # -- claims and releases ---------------------------------------------------------------------
 

@@ -287,13 +287,7 @@ OWN = (
     Broken(
         name="a suspect tried by a process that has just begun",
         kind="poison",
-        edits=[
-            (
-                "worker/quarantine.py",
-                "is_proven = self._settled() > 0 or now > self._proven_at",
-                "is_proven = True",
-            )
-        ],
+        edits=[("worker/quarantine.py", "self._settled() > 0 or now > self._proven_at", "True")],
     ),
     Broken(
         name="a failed hot claim that asks for no poll",

@@ -68,6 +68,8 @@ def test_with_room_it_is_asked_again_when_it_is_to_be_polled(clock: Clock) -> No
     queue = Queue(clock)
     queue.gate.ended_poll(clock() + 7, asked_at=clock())
     assert (queue(), queue.again) == (8, 7)
+    queue.gate.ended_poll(None, asked_at=clock())  # polled with others, it had more
+    assert (queue(), queue.again) == (8, 0)
 
 
 def test_without_a_free_thread_it_is_asked_again_when_events_may_be_late(clock: Clock) -> None:
