@@ -6,7 +6,6 @@ import asyncio
 import logging
 import threading
 from collections.abc import Awaitable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from inspect import isawaitable
 from math import inf
@@ -99,8 +98,10 @@ class Call:
         if self._takes_batch:
             events = [each.event for each in leases]
             self._arguments, self._subject = (events,), (*events,)
+            self._interceptors = hooks.batch_interceptors()
         else:
             self._arguments = (self.event,) if failure is None else (self.event, failure)
+            self._interceptors = hooks.interceptors()
 
     # -- in a thread -----------------------------------------------------------------------------
 
@@ -124,8 +125,9 @@ class Call:
     def _count(self, seconds: float) -> None:
         """Count the duration, an equal share for each event; report it if it is too long."""
         self.seconds = seconds
+        share = seconds / len(self.leases)
         for each in self.leases:
-            each.duration += seconds / len(self.leases)
+            each.duration += share
         if self.timeout is not None:
             self._report_if_late(seconds)
 
@@ -164,12 +166,11 @@ class Call:
     def _intercepted(self) -> Any:
         answer: Any
         try:
-            with self._intercept():
-                answer = self.called(*self._arguments)
-                if answer is not None:
-                    if isawaitable(answer):
-                        answer = self._await_here(answer)
-                    answer = self._checked(answer)
+            if found := self._interceptors:
+                with intercept(self._arguments[0], found):
+                    answer = self._answer()
+            else:
+                answer = self._answer()
         except BaseException as error:  # SystemExit too: no listener ends the worker
             if ends_drain(error):
                 raise
@@ -178,6 +179,14 @@ class Call:
         if not self.has_returned:
             raise CallAbandoned
         return answer
+
+    def _answer(self) -> Any:
+        answer = self.called(*self._arguments)
+        if answer is None:
+            return None
+        if isawaitable(answer):
+            answer = self._await_here(answer)
+        return self._checked(answer)
 
     def _await_here(self, awaitable: Awaitable[Any]) -> Any:
         """Await in a thread: the timeout starts now, and a cancelled coroutine has time to end."""
@@ -194,7 +203,7 @@ class Call:
         delivering.set(self._subject)
         called = self.called if self.failure is None else as_async(self.called)
         try:
-            with self._intercept():
+            with intercept(self._arguments[0], self._interceptors):
                 return self._checked(await self._await_with_timeout(called(*self._arguments)))
         except BaseException as error:
             if lease.cancelled and isinstance(error, asyncio.CancelledError):
@@ -227,11 +236,6 @@ class Call:
 
     # -- for both --------------------------------------------------------------------------------
 
-    def _intercept(self) -> AbstractContextManager[object]:
-        """Enter the interceptors; of a batch those that take one as a whole."""
-        found = hooks.batch_interceptors() if self._takes_batch else hooks.interceptors()
-        return intercept(self._arguments[0], found) if found else NO_INTERCEPTORS
-
     def _checked(self, answer: Any) -> Any:
         """Return the answer that a returned value means; raise if it is not one."""
         if isinstance(answer, _Raised):
@@ -262,9 +266,6 @@ class Call:
         """Return the error of a call that ran longer than its timeout."""
         where = location(self.called)
         return ListenerTimeout(f"{where} ran longer than {self.timeout} s; {consequence}")
-
-
-NO_INTERCEPTORS = nullcontext()
 
 
 async def _await_guarded(awaitable: Awaitable[Any]) -> Any:

@@ -57,13 +57,16 @@ class Delivery:
         report: Report = report_nothing,
     ) -> None:
         """``report`` gets the decision on each call of the listener, for the queue's breaker."""
-        self.alias, self.lead = alias, leases[0]
+        self.alias, self.lead, self._is_shared = alias, leases[0], len(leases) > 1
         # For the thread that makes it: a language, a time zone or any other context variable that a
         # listener sets is gone afterwards.
         self.context = copy_context()
         self.decided: Decided = []  # to be settled
         self.to_repeat: list[Lease] = []  # behind an event of the same key that is not done
-        self.left = {each.id: each for each in leases}  # neither decided nor to be repeated
+        # Neither decided nor to be repeated, by id.
+        self.left = {self.lead.id: self.lead}
+        if self._is_shared:
+            self.left = {each.id: each for each in leases}
         # Events with which the listener has failed for good, how, and what was decided then.
         self._failed: list[tuple[Lease, Failure, Decision]] = []
         self._leases = leases
@@ -75,12 +78,12 @@ class Delivery:
 
     def steps(self) -> Steps:
         """Deliver; of a delivery that was given up, call what fallbacks are left."""
-        ready = self._ready()
-        if len(ready) == 1:
-            call = Call(self, self._listener, ready)
-            self._conclude(call, (yield call))
-        elif ready:
-            yield from self._halve(ready)
+        if ready := self._ready():
+            if self._is_shared and len(ready) > 1:
+                yield from self._halve(ready)
+            else:
+                call = Call(self, self._listener, ready)
+                self._conclude(call, (yield call))
         while self._failed:
             yield PASS_ON
             yield TIDY
@@ -117,18 +120,15 @@ class Delivery:
 
     def _ready(self) -> list[Lease]:
         """Return the events to be called; one that is not holds up those behind it in its key."""
-        leases, ready = self._leases, list[Lease]()
-        if len(leases) == 1:
-            ready = leases if self._is_ready(leases[0]) else ready
-        else:
-            held_up: set[str] = set()  # streams
-            for lease in leases:
-                if lease.stream in held_up:
-                    self._repeat(lease)
-                elif self._is_ready(lease):
-                    ready.append(lease)
-                elif lease.stream is not None:
-                    held_up.add(lease.stream)
+        ready: list[Lease] = []
+        held_up: set[str] = set()  # streams
+        for lease in self._leases:
+            if lease.stream in held_up:
+                self._repeat(lease)
+            elif self._is_ready(lease):
+                ready.append(lease)
+            elif lease.stream is not None:
+                held_up.add(lease.stream)
         if event_started.receivers:
             for lease in ready:
                 announce(
@@ -138,10 +138,12 @@ class Delivery:
 
     def _is_ready(self, lease: Lease) -> bool:
         """Route and decode an event; if it cannot be called, decide on it and return False."""
-        is_shared = len(self._leases) > 1
-        found = routed(lease, self._settings, self._pauses, self.alias, check_only=is_shared)
+        only_check = self._is_shared
+        found = routed(lease, self._settings, self._pauses, self.alias, check_only=only_check)
         if isinstance(found, Decision):
-            self._decide(lease, found)
+            self.decided.append((lease, found))
+            del self.left[lease.id]
+            lease.drop_event()
             return False
         self._listener = found
         lease.waited = lease.waited or monotonic() - lease.claimed_at
@@ -189,7 +191,7 @@ class Delivery:
 
     def _conclude(self, call: Call, answer: Any) -> None:
         """Decide on the events of a call that has ended; if a shared one failed, halve it."""
-        part, listener, is_shared = call.leases, self._listener, len(call.leases) > 1
+        part, listener = call.leases, self._listener
         if call.failure is not None:
             self._conclude_fallback(call, answer)
             return
@@ -204,7 +206,7 @@ class Delivery:
             # What fails for all of its events is not split.
             split = part[:1] if isinstance(answer, FOR_ALL) else part
             self._halving.note(split, answer if failed else None)
-        if failed and is_shared:
+        if failed and len(part) > 1:
             # Unrecoverable does not count.
             self._report(listener, verdicts.own(answer, part[0], listener, self._settings))
             if isinstance(answer, FOR_ALL):
@@ -265,9 +267,6 @@ class Delivery:
                 outcome=decision.outcome,
                 duration=lease.duration,
             )
-        self._decide(lease, decision)
-
-    def _decide(self, lease: Lease, decision: Decision) -> None:
         self.decided.append((lease, decision))
         del self.left[lease.id]
         if self._halving is not None and decision.status is Status.DONE:

@@ -105,7 +105,7 @@ class Deliveries:
         for each in leases:
             self._queue.may_start(each)
         started = self.held.start(leases)
-        if len(started) == len(leases):
+        if started == leases:
             return started
         left = [each for each in leases if not each.started_at]
         for each in left:
@@ -126,11 +126,14 @@ class Deliveries:
         if delivery.to_repeat:  # first: once its stream goes on, an event is read anew
             self._runs.wait_again(delivery.to_repeat)
             delivery.to_repeat = []
-        last = {each[0].stream: each for each in decided if each[0].stream is not None}
-        ahead = [self._runs.next(*each) for each in last.values()]
+        last: dict[str, tuple[Lease, Decision]] = {}  # of each stream
+        for each in decided:
+            if each[0].stream is not None:
+                last[each[0].stream] = each
+        ahead = [self._runs.next(*each) for each in last.values()] if last else []
         for lease, decision in decided:
             self._settles.settle(lease, decision)
-        return [each for each in ahead if each is not None]
+        return [each for each in ahead if each is not None] if ahead else []
 
     def put(self, leases: Sequence[Lease]) -> None:
         """Queue events for the threads of their queues."""
