@@ -6,6 +6,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Awaitable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from inspect import isawaitable
 from math import inf
@@ -112,17 +113,14 @@ class Call:
         if self.timeout is not None:
             self._ended, self.ends_at = threading.Lock(), self.started + self.timeout
         answer = self._in_transaction() if self.listener.atomic else self._intercepted()
-        self._count(monotonic() - self.started)
+        self.count(monotonic() - self.started)
         return answer
 
     def abandon(self) -> bool:
         """End the call from another thread; return whether it had not returned before."""
-        if not self._end():
-            return False
-        self._count(monotonic() - self.started)
-        return True
+        return self._end()
 
-    def _count(self, seconds: float) -> None:
+    def count(self, seconds: float) -> None:
         """Count the duration, an equal share for each event; report it if it is too long."""
         self.seconds = seconds
         share = seconds / len(self.leases)
@@ -166,8 +164,8 @@ class Call:
     def _intercepted(self) -> Any:
         answer: Any
         try:
-            if found := self._interceptors:
-                with intercept(self._arguments[0], found):
+            if self._interceptors:
+                with self._intercept():
                     answer = self._answer()
             else:
                 answer = self._answer()
@@ -203,7 +201,7 @@ class Call:
         delivering.set(self._subject)
         called = self.called if self.failure is None else as_async(self.called)
         try:
-            with intercept(self._arguments[0], self._interceptors):
+            with self._intercept():
                 return self._checked(await self._await_with_timeout(called(*self._arguments)))
         except BaseException as error:
             if lease.cancelled and isinstance(error, asyncio.CancelledError):
@@ -235,6 +233,11 @@ class Call:
             return _Raised(error)
 
     # -- for both --------------------------------------------------------------------------------
+
+    def _intercept(self) -> ExitStack:
+        """Enter the interceptors; of a batch those that take one as a whole."""
+        subject = [each.event for each in self.leases] if self._takes_batch else self.event
+        return intercept(subject, self._interceptors)
 
     def _checked(self, answer: Any) -> Any:
         """Return the answer that a returned value means; raise if it is not one."""

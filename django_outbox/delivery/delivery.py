@@ -110,11 +110,18 @@ class Delivery:
 
         What is not decided then is to be repeated, but for fallbacks that another thread may call.
         """
+        call.count(monotonic() - call.started)
         self._conclude(call, call.timeout_error("its thread was written off"))
         if self._halving is not None:
             self._end(self._halving)
         self._leases = []
         self._renew([lease for lease, _, _ in self._failed])  # the thread keeps its events
+
+    def leave(self) -> None:
+        """Let what is left be released, as if it had not started."""
+        for each in self.left.values():
+            each.started_at = 0.0
+        self.left.clear()
 
     # -- the events ------------------------------------------------------------------------------
 

@@ -276,8 +276,7 @@ class Drain:
                 delivery.context.run(drive, delivery.steps(), self)
                 self.tidy()
         except BaseException:
-            for each in delivery.left.values():
-                each.started_at = 0.0  # it is released as if it had not started
+            delivery.leave()
             self.pass_on()
             raise
 

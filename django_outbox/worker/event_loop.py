@@ -244,9 +244,7 @@ class AsyncDeliveries:
             *lease.named,
             monotonic() - lease.started_at,
         )
-        for each in delivery.left.values():  # none of these runs any more
-            each.started_at = 0.0
-        delivery.left.clear()
+        delivery.leave()
 
     async def _wait_current(self, lease: Lease) -> None:
         """Wait until the lease is renewed, if need be, or lost."""

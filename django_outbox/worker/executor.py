@@ -60,7 +60,11 @@ class Seat:
         if found is None:
             return
         if isinstance(found, Delivery):  # another thread has left its fallbacks
-            self._deliver(found)
+            left, stops = found.left.values(), executor.is_stopping
+            if all(self._held.wait_current(each, stops) for each in left):
+                self._deliver(found)
+            else:
+                found.leave()
             return
         if found.is_awaited if isinstance(found, Lane) else is_async(found):
             executor.to_loop(found)

@@ -157,6 +157,8 @@ class Ready:
                 found += each.take(maxsize, maxsize)
             elif isinstance(each, Lease):
                 found.append(each)
+            else:
+                each.leave()
         return found
 
     def take_now(self) -> Lease | Lane | Delivery | None:

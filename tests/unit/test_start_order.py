@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from django_outbox.conf import Settings
+from django_outbox.delivery.delivery import Delivery
 from django_outbox.delivery.lease import Lease
 from django_outbox.listeners import registry
 from django_outbox.listeners.outcomes import DONE, LOST, Decision, Status
@@ -163,3 +164,13 @@ def test_a_batch_calls_nothing_behind_what_its_queue_turned_away(
         lane.leases.extend(leases)
         started = deliveries.start(deliveries.take(lane), lambda: False)
     assert "".join(each.event_id for each in started) == called
+
+
+def test_what_a_hung_thread_has_left_is_released_at_a_stop(held: Held) -> None:
+    leases = held.add_rows([lease("x")])
+    assert held.start(leases) == leases
+    ready = Ready()
+    ready.put_delivery(Delivery(leases, SCRIPTED, held.is_current))
+    assert not leases[0].is_waiting
+    assert ready.take_all() == []
+    assert leases[0].is_waiting
