@@ -8,6 +8,7 @@ from contextvars import copy_context
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from django.db import connection
@@ -223,16 +224,12 @@ def test_220_an_async_listener_is_awaited_here_too() -> None:
     assert seen == [PLACED]
 
 
-async def go_on() -> bool:
-    return True
-
-
 def adelivered(listener: Any, **options: Any) -> Decision:
     with listening(listener, **options):
         (lease,) = leases()
         assert is_async(lease)
         delivery = Delivery([lease], alias="default", is_current=lambda _: True)
-        asyncio.run(adrive(delivery.steps(), tidy=go_on, pass_on=lambda: None))
+        asyncio.run(adrive(delivery.steps(), tidy=AsyncMock(), pass_on=lambda: None))
         ((_, decision),) = delivery.decided
         return decision
 

@@ -279,8 +279,7 @@ def test_a_call_is_ended_once_by_its_thread_or_by_the_watchdog() -> None:
             while each.ends_at == math.inf:
                 pass
             abandoned.append(each.abandon())
-        both = zip(returned.result(60), abandoned, strict=True)
-    assert {sum(each) for each in both} == {1}
+    assert {sum(each) for each in zip(returned.result(60), abandoned, strict=True)} == {1}
 
 
 # -- the fallback ----------------------------------------------------------------------------------

@@ -147,6 +147,7 @@ class Executor:
         # Only the watchdog's thread changes these: what hangs, what replaces it, what was logged.
         self._abandoned: list[threading.Thread] = []
         self._to_start: list[threading.Thread] = []
+        self._is_deciding = False  # in place of a thread that hangs
         self._was_stuck = self._had_too_many_hung_threads = False
 
     def start(self) -> None:
@@ -171,7 +172,7 @@ class Executor:
 
     def _is_busy(self) -> bool:
         with self._held.lock:
-            return any(each.thread.is_alive() for each in self._seats)
+            return self._is_deciding or any(each.thread.is_alive() for each in self._seats)
 
     def dead_reason(self, longest: float) -> str | None:
         """Return why only a new process helps: threads hang, or ended without being told to.
@@ -217,7 +218,7 @@ class Executor:
         with self._held.lock:
             if not call.abandon():  # it has returned in the meantime
                 return
-            self._abandoned = [*self._abandoned, seat.thread]
+            self._abandoned, self._is_deciding = [*self._abandoned, seat.thread], True
             self._seats[number] = successor = Seat(self, seat.thread.name)
         delivery = seat.delivery
         try:
@@ -229,6 +230,7 @@ class Executor:
             self.deliveries.end(delivery)
         if delivery.left:
             self.gate.ready.put_delivery(delivery)
+        self._is_deciding = False
         self._to_start.append(successor.thread)
 
     def _report(self) -> None:

@@ -154,10 +154,8 @@ def test_a_batch_calls_nothing_behind_what_its_queue_turned_away(
         return not each.turned_away
 
     queue: Any = SimpleNamespace(probing=False, ready=Ready(), may_start=may_start)
-    settles: Any = None
-    deliveries = Deliveries(
-        alias=SCRIPTED, queue=queue, settles=settles, held=held, runs=Leased(Held(30)).runs
-    )
+    runs = Leased(Held(30)).runs
+    deliveries = Deliveries(alias=SCRIPTED, queue=queue, settles=queue, held=held, runs=runs)
     with listening(print, batch=9):
         (listener,) = registry.route("", PLACED)
         lane = Lane(listener, 9)
@@ -167,10 +165,7 @@ def test_a_batch_calls_nothing_behind_what_its_queue_turned_away(
 
 
 def test_what_a_hung_thread_has_left_is_released_at_a_stop(held: Held) -> None:
-    leases = held.add_rows([lease("x")])
-    assert held.start(leases) == leases
-    ready = Ready()
+    leases, ready = held.start(held.add_rows([lease("x")])), Ready()
     ready.put_delivery(Delivery(leases, SCRIPTED, held.is_current))
-    assert not leases[0].is_waiting
     assert ready.take_all() == []
     assert leases[0].is_waiting
