@@ -18,7 +18,7 @@ import django_outbox as outbox
 from django_outbox import inbox
 from django_outbox.models import OutboxEvent, OutboxInbox
 from tests import samples
-from tests.table import listening, now, purging, write
+from tests.table import listening, now, write
 from tests.testapp.models import Effect, Order
 
 inside = pytest.mark.django_db
@@ -164,18 +164,6 @@ def test_retention_inbox(settings: Any, retention: float | None, kept: int) -> N
     received(2, days=0.5)
     assert OutboxInbox.objects.purge() == 3 - kept
     assert OutboxInbox.objects.count() == kept
-
-
-@outside
-def test_a_purge_stops_when_told() -> None:
-    received(3, days=8)
-    run = purging(100)
-    run.stopping = True
-    run.run()
-    assert OutboxInbox.objects.count() == 0  # a single batch was enough
-    received(1500, days=8)
-    run.run()
-    assert OutboxInbox.objects.count() == 1000
 
 
 @outside
