@@ -147,17 +147,19 @@ class Delivery:
         """Route and decode an event; if it cannot be called, decide on it and return False."""
         only_check = self._is_shared
         found = routed(lease, self._settings, self._pauses, self.alias, check_only=only_check)
-        if isinstance(found, Decision):
-            self.decided.append((lease, found))
-            del self.left[lease.id]
-            lease.drop_event()
-            return False
-        self._listener = found
-        lease.waited = lease.waited or monotonic() - lease.claimed_at
-        if (error := prepare(lease, found, self.alias)) is not None:
-            self._record(lease, verdicts.own(error, lease, found, self._settings))
-            return False
-        return True
+        if isinstance(found, Listener):
+            self._listener = found
+            lease.waited = lease.waited or monotonic() - lease.claimed_at
+            if (error := prepare(lease, found, self.alias)) is None:
+                return True
+            decision = verdicts.own(error, lease, found, self._settings)
+            lease.note_failure(decision, listener=found.title, seconds=0.0)
+        else:
+            decision = found
+        self.decided.append((lease, decision))
+        del self.left[lease.id]
+        lease.drop_event()
+        return False
 
     def _renew(self, part: list[Lease]) -> None:
         """Have the next call get new events: the listener may have changed the payloads."""

@@ -488,8 +488,8 @@ MUTANTS = (
         edits=[
             (
                 "delivery/delivery.py",
-                "(lease, decision))\n        del self.left[lease.id]\n",
-                "(lease, decision))\n",
+                "        del self.left[lease.id]\n        if self._halving",
+                "        if self._halving",
             )
         ],
     ),
