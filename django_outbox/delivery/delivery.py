@@ -79,7 +79,7 @@ class Delivery:
     def steps(self) -> Steps:
         """Deliver; of a delivery that was given up, call what fallbacks are left."""
         if ready := self._ready():
-            if self._is_shared and len(ready) > 1:
+            if len(ready) > 1:
                 yield from self._halve(ready)
             else:
                 call = Call(self, self._listener, ready)
