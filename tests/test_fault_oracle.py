@@ -19,7 +19,9 @@ from tests.faults.oracle import (
     Rescue,
     Row,
     Verdict,
+    executions,
     judge,
+    recoveries,
 )
 from tests.faults.witness import Line
 
@@ -543,3 +545,11 @@ def test_the_log_says_what_was_rescued() -> None:
     assert [*log.rescues(SAID)] == [
         replace(each, listener="t") for each in rescued(1.6, event_id="e")
     ]
+
+
+def test_the_time_of_a_suspect_is_counted_apart() -> None:
+    """It waits until it can be run alone, also if its first worker was lost before its start."""
+    lines = ran(3, None, pid=TWO), ran(9, 10)
+    for earlier, expected in [[], ([5.0], [])], [[lost_with(1, "a")], ([], [5.0])]:
+        found = evidence(*lines, faults=[*earlier, lost_with(4, "a", pid=TWO)])
+        assert recoveries(found, executions(found, Verdict())) == expected

@@ -658,31 +658,33 @@ def recoveries(
     """Seconds from the end of a process to the next start of each event that it was running.
 
     First of those that were lost once, then of those that others were lost with, too: a second loss
-    makes an event a suspect, which has to wait until it can be run alone. Their time counts from
-    the last loss, for each makes them wait until another lease has ended.
+    makes an event a suspect, which has to wait until it can be run alone, and one that a worker had
+    in hand unstarted counts. Their time counts from the last loss, for each makes them wait until
+    another lease has ended.
     """
     kills = [fault for fault in evidence.faults if fault.kind == "kill"]
     found: tuple[list[float], list[float]] = ([], [])
     for event_id, each in runs.items():
-        lost = 0
+        intent = evidence.intents.get(event_id)
+        lost, since = 0, intent.at if intent else each[0].start
         for before, after in pairwise(each):
             if before.end is None and any(before.pid in kill.pids for kill in kills):
-                losses = _losses(event_id, before, after, kills, evidence)
+                losses = _losses(event_id, before, since, after.start, kills, evidence)
                 lost += len(losses)
                 found[lost > 1].append(after.start - max(losses))
+            since = before.end or after.start
     return found
 
 
 def _losses(
-    event_id: str, before: Run, after: Run, kills: Sequence[Fault], evidence: Evidence
+    event_id: str, run: Run, since: float, until: float, kills: Sequence[Fault], evidence: Evidence
 ) -> list[float]:
-    """When processes were killed that ran an event or, until its next run, had it in hand."""
+    """When processes were killed that ran an event or had it in hand between two times."""
     names = _names(event_id, evidence)
     return [
         kill.at
         for kill in kills
-        if before.pid in kill.pids
-        or (before.start < kill.at < after.start and names & (kill.held or frozenset()))
+        if run.pid in kill.pids or (since < kill.at < until and names & (kill.held or frozenset()))
     ]
 
 
