@@ -11,6 +11,7 @@ import django_outbox as outbox
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent, OutboxPause, OutboxStream
 from django_outbox.signals import breaker_opened
+from django_outbox.worker.deliveries import Deliveries
 from django_outbox.worker.gate import Gate
 from tests.surroundings import heard
 from tests.table import insert, keyed, listening, now, row, statuses, write
@@ -138,17 +139,17 @@ def test_a_lost_stream_that_a_closed_queue_turned_away_is_delivered(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The queue was closed for the moment in which a thread took the stream's first event."""
-    may_start, turned_away = Gate.may_start, list[str]()
+    start, turned_away = Deliveries.start, list[str]()
 
-    def closed_once(gate: Gate, lease: Any) -> bool:
+    def closed_once(given: Deliveries, leases: Any, is_stopping: Any) -> Any:
         if turned_away:
-            return may_start(gate, lease)
-        turned_away.append(lease.event_id)
+            return start(given, leases, is_stopping)
+        turned_away.extend(each.event_id for each in leases)
         with monkeypatch.context() as patch:
             patch.setattr(Gate, "closed", True)
-            return may_start(gate, lease)
+            return start(given, leases, is_stopping)
 
-    monkeypatch.setattr(Gate, "may_start", closed_once)
+    monkeypatch.setattr(Deliveries, "start", closed_once)
     ids = keyed("order-7", 3, event_type=SENT, queue="hooks")
     lost = {"locked_by": "lost", "due_at": now() - timedelta(seconds=1), "queue": "hooks"}
     OutboxStream.objects.filter(stream__of_key="order-7").update(**lost)

@@ -116,21 +116,20 @@ class Call:
         self.count(monotonic() - self.started)
         return answer
 
-    def abandon(self) -> bool:
-        """End the call from another thread; return whether it had not returned before."""
-        return self._end()
+    def count(self, seconds: float, clocked: float | None = None) -> None:
+        """Count the duration, an equal share for each event; report it if it is too long.
 
-    def count(self, seconds: float) -> None:
-        """Count the duration, an equal share for each event; report it if it is too long."""
+        ``clocked``: seconds without the waits for a connection, for which there is no timeout.
+        """
         self.seconds = seconds
         share = seconds / len(self.leases)
         for each in self.leases:
             each.duration += share
         if self.timeout is not None:
-            self._report_if_late(seconds)
+            self._report_if_late(self.timeout, seconds if clocked is None else clocked)
 
-    def _end(self) -> bool:
-        """End the call once; return whether this thread did it."""
+    def end(self) -> bool:
+        """End the call once, in its thread or from another; return whether this one did it."""
         return self._ended is None or self._ended.acquire(blocking=False)
 
     def _in_transaction(self) -> Any:
@@ -148,7 +147,7 @@ class Call:
             self.committed = None
         except Exception as error:
             self.committed = None
-            if not (self.has_returned or self._end()):
+            if not (self.has_returned or self.end()):
                 raise CallAbandoned from error  # the rollback failed
             if has_begun or not isinstance(error, (OperationalError, InterfaceError)):
                 return error
@@ -173,7 +172,7 @@ class Call:
             if ends_drain(error):
                 raise
             answer = error
-        self.has_returned = self._ended is None or self._end()
+        self.has_returned = self._ended is None or self.end()
         if not self.has_returned:
             raise CallAbandoned
         return answer
@@ -208,10 +207,7 @@ class Call:
                 raise
             return error
         finally:
-            self.seconds = monotonic() - self.started
-            for each in self.leases:
-                each.duration += self.seconds / len(self.leases)
-            self._report_if_late(lease.clock - began)
+            self.count(monotonic() - self.started, lease.clock - began)
 
     async def _await_with_timeout(self, awaitable: Awaitable[Any]) -> Any:
         """Return what the listener returned or raised; cancel it after the timeout."""
@@ -247,9 +243,9 @@ class Call:
             return checked(answer, len(self.leases))
         return None if isinstance(answer, BaseException) else answer  # returned, not raised
 
-    def _report_if_late(self, seconds: float) -> None:
+    def _report_if_late(self, timeout: float, seconds: float) -> None:
         """Report a call that took ``seconds`` if that is more than its timeout."""
-        if self.timeout is None or seconds < self.timeout:
+        if seconds < timeout:
             return
         logger.warning(
             "listener runs longer than its timeout "

@@ -37,10 +37,6 @@ Decided = list[tuple[Lease, Decision]]
 Report = Callable[[Listener, Decision], None]
 
 
-def report_nothing(listener: Listener, decision: Decision) -> None:
-    """Stand in for a breaker."""
-
-
 class Delivery:
     """Delivers events to their listener, each until it is decided.
 
@@ -54,7 +50,7 @@ class Delivery:
         alias: str,
         is_current: Callable[[Lease], bool],
         pauses: Pauses = NO_PAUSES,
-        report: Report = report_nothing,
+        report: Report | None = None,
     ) -> None:
         """``report`` gets the decision on each call of the listener, for the queue's breaker."""
         self.alias, self.lead, self._is_shared = alias, leases[0], len(leases) > 1
@@ -78,7 +74,7 @@ class Delivery:
 
     def steps(self) -> Steps:
         """Deliver; of a delivery that was given up, call what fallbacks are left."""
-        if ready := self._ready():
+        if ready := self._ready() if self._is_shared else [*filter(self._is_ready, self._leases)]:
             if len(ready) > 1:
                 yield from self._halve(ready)
             else:
@@ -136,11 +132,6 @@ class Delivery:
                 ready.append(lease)
             elif lease.stream is not None:
                 held_up.add(lease.stream)
-        if event_started.receivers:
-            for lease in ready:
-                announce(
-                    event_started, sender=self.alias, event=lease.event, listener=self._listener
-                )
         return ready
 
     def _is_ready(self, lease: Lease) -> bool:
@@ -151,6 +142,8 @@ class Delivery:
             self._listener = found
             lease.waited = lease.waited or monotonic() - lease.claimed_at
             if (error := prepare(lease, found, self.alias)) is None:
+                if event_started.receivers:
+                    announce(event_started, sender=self.alias, event=lease.event, listener=found)
                 return True
             decision = verdicts.own(error, lease, found, self._settings)
             lease.note_failure(decision, listener=found.title, seconds=0.0)
@@ -205,7 +198,7 @@ class Delivery:
             self._conclude_fallback(call, answer)
             return
         if answer is None and call.committed is None and listener.batching is None:
-            self._report(listener, DONE)  # as nearly all end; the rest takes longer
+            self._count(DONE)  # as nearly all end; the rest takes longer
             self._record(part[0], DONE)
             return
         failed = isinstance(answer, BaseException)
@@ -217,7 +210,7 @@ class Delivery:
             self._halving.note(split, answer if failed else None)
         if failed and len(part) > 1:
             # Unrecoverable does not count.
-            self._report(listener, verdicts.own(answer, part[0], listener, self._settings))
+            self._count(verdicts.own(answer, part[0], listener, self._settings))
             if isinstance(answer, FOR_ALL):
                 self._fail_together(part, answer)
             else:
@@ -225,7 +218,7 @@ class Delivery:
             return
         found: list[Verdict] = call.committed or self._verdicts(call, answer)
         decisions = [each for _, _, each in found if each is not None and each is not LOST]
-        self._report(listener, verdicts.for_breaker(decisions))
+        self._count(verdicts.for_breaker(decisions))
         for lease, said, decision in found:
             if decision is None:
                 self._repeat(lease)
@@ -233,6 +226,10 @@ class Delivery:
                 self._failed.append((lease, _failure(lease, listener, said), decision))
             else:
                 self._record(lease, decision)
+
+    def _count(self, decision: Decision) -> None:
+        if self._report is not None:
+            self._report(self._listener, decision)
 
     def _conclude_fallback(self, call: Call, answer: Any) -> None:
         found: list[Verdict] = call.committed or self._verdicts(call, answer)

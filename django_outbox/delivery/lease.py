@@ -105,8 +105,9 @@ class Lease(msgspec.Struct, kw_only=True, eq=False, gc=False):
     def event(self) -> Event:
         """The event that listeners get; created at first access, and again after ``drop_event``."""
         if self._event is None:
-            self._event = event_from_row(self.row, self.positions, hooks.serializer().loads)
-            self._event.set_listener(self.listener or "", "")  # the row may have been routed since
+            loads = hooks.serializer().loads
+            # The row may have been routed since its claim.
+            self._event = event_from_row(self.row, self.positions, loads, self.listener or "")
         return self._event
 
     @property
@@ -159,7 +160,7 @@ class Lease(msgspec.Struct, kw_only=True, eq=False, gc=False):
 
         If the event is due again, it waits in the queue of its listener.
         """
-        if decision is DONE or decision is LOST or decision.cause or decision.history:
+        if decision is LOST or decision.cause or decision.history:
             return decision
         if decision.delay is not None and self.queue != self.run.queue:
             decision = replace(decision, queue=self.queue)
@@ -177,7 +178,9 @@ class Lease(msgspec.Struct, kw_only=True, eq=False, gc=False):
 
     def ending(self, decision: Decision) -> Ending:
         """Return the decision as it is to be written."""
-        return Ending(self.id, self.locked_at, self.attempts, self.recorded(decision))
+        if decision is not DONE:
+            decision = self.recorded(decision)
+        return Ending(self.id, self.run.locked_at, self.attempts, decision)
 
     @property
     def clock(self) -> float:

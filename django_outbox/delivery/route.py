@@ -11,7 +11,7 @@ from ..conf import Settings, current
 from ..exceptions import PayloadError, UnroutableEvent
 from ..listeners import registry
 from ..listeners.outcomes import DISCARDED, DONE, Decision, Status
-from ..listeners.queues import can_be_awaited, is_published
+from ..listeners.queues import is_published
 from ..listeners.registry import Listener
 from ..models import live_workers
 from ..models.pause_queryset import holding
@@ -52,7 +52,7 @@ def batch_size(listener: Listener, lease: Lease) -> int:
 def is_async(lease: Lease) -> bool:
     """Return whether to deliver on the event loop: its listener is ``async def``, not atomic."""
     found = listener_of(lease)
-    return found is not None and can_be_awaited(found)
+    return found is not None and found.is_awaited
 
 
 def routed(
@@ -62,7 +62,7 @@ def routed(
 
     ``check_only``: check that the payload can be decoded, and leave that to its first access.
     """
-    if holding(pauses, lease.event_type, lease.listener, lease.key) is not None:
+    if pauses and holding(pauses, lease.event_type, lease.listener, lease.key) is not None:
         return PAUSED
     try:
         # Here, so that damaged JSON is dead, and not retried.

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from ..exceptions import InvalidEvent, PayloadError
 from . import arguments, validation
 from .arguments import ABSENT
-from .json_text import check, decode, decode_headers, fit
+from .json_text import Loads, check, decode, decode_headers, fit
 from .typed import Payload_co, declared
 from .validation import GLOBAL, LENGTHS, NO_HEADERS
 
@@ -75,7 +75,7 @@ class Event(Generic[Payload_co]):
     _delay: float | None = field(default=None, repr=False, compare=False)  # seconds
     # The payload given with its exact JSON text.
     _payload_and_text: tuple[Any, str] | None = field(default=None, repr=False, compare=False)
-    _loads: Callable[..., Any] | None = field(default=None, repr=False, compare=False)
+    _loads: Loads | None = field(default=None, repr=False, compare=False)
     _row: Sequence[Any] | None = field(default=None, repr=False, compare=False)
     _positions: Mapping[str, int] = field(default_factory=dict, repr=False, compare=False)
     # The stored event that dataclasses.replace copies this one from; a stored event's is itself.
@@ -123,7 +123,7 @@ class Event(Generic[Payload_co]):
         """Decode the row's headers and payload; raise ``PayloadError`` if they are damaged."""
         if self._row is not None:
             _put_headers(self, _headers(self._column("headers")))
-            _put_payload(self, (self._loads or decode)(self._column("payload")))
+            _put_payload(self, (self._loads or decode)(self._row[self._positions["payload"]]))
 
     def check_row(self) -> None:
         """Check the row as ``decode_row`` does, but leave the payload to its first access."""
@@ -219,7 +219,7 @@ class Event(Generic[Payload_co]):
         _put_listener(self, listener)
         _put_database(self, database)
 
-    def as_delivered(self, text: str, loads: Callable[..., Any]) -> Event:
+    def as_delivered(self, text: str, loads: Loads) -> Event:
         """Return the event as its listeners will get it; ``text`` is its undecoded payload."""
         row = (*[getattr(self, name) for name in _ROW_FIELDS], text)
         return event_from_row(row, _ROW_POSITIONS, loads)
@@ -279,7 +279,7 @@ _COLUMN_DEFAULTS = {
 
 
 def event_from_row(
-    row: Sequence[Any], positions: Mapping[str, int], loads: Callable[..., Any]
+    row: Sequence[Any], positions: Mapping[str, int], loads: Loads, listener: str | None = None
 ) -> Event:
     """Create an event from a stored row without validation; fields are read at first access.
 
@@ -290,6 +290,8 @@ def event_from_row(
     _put_row(event, row)
     _put_positions(event, positions)
     _put_loads(event, loads)
+    if listener is not None:
+        _put_listener(event, listener)
     return event
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from decimal import Decimal
 from json import JSONEncoder
@@ -19,6 +19,7 @@ from .kinds import fault, field_names, undefined
 from .validation import NO_HEADERS
 
 T = TypeVar("T")
+Loads = Callable[..., Any]
 
 MAX_NESTING = 100
 NOT_JSON = (bytes, bytearray, memoryview, set, frozenset)  # msgspec would write text and lists

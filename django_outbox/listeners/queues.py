@@ -112,11 +112,6 @@ def is_published(title: str, published_by: Iterable[Mapping[str, Any]]) -> bool:
     )
 
 
-def can_be_awaited(listener: Listener) -> bool:
-    """Return whether a listener can be awaited on the event loop."""
-    return listener.is_async and not listener.atomic
-
-
 @until_registered
 def batch_room(queue: str) -> int:
     """Return how many events make a whole batch for each batch listener of a queue, at least 1."""

@@ -57,6 +57,7 @@ class Listener:
     check: Callable[[], None] | None = None  # raises while what it sends to cannot be reached
     formerly: tuple[str, ...] = ()  # titles that it had before it was renamed
     is_async: bool = field(init=False)
+    is_awaited: bool = field(init=False)  # on the event loop
     types: tuple[str, ...] = field(init=False)  # and patterns that it listens to
     title: str = field(init=False)  # its name in the rows of events: a deploy should not change it
     digest: str = field(init=False)  # of the title, as rows and their ids have it
@@ -76,6 +77,7 @@ class Listener:
         object.__setattr__(self, "lane", lane_of(self.name))
         object.__setattr__(self, "types", self.patterns or (self.event_type,))
         object.__setattr__(self, "is_async", is_async(self.call))
+        object.__setattr__(self, "is_awaited", self.is_async and not self.atomic)
 
     @property
     def where(self) -> str:

@@ -115,5 +115,7 @@ def answers(connection: BaseDatabaseWrapper) -> bool:
 
 def without(rows: list[T], some: list[T]) -> list[T]:
     """Return the rows that are not among ``some``, which are the same objects."""
+    if len(some) == len(rows):
+        return []
     gone = {id(each) for each in some}
     return [each for each in rows if id(each) not in gone]

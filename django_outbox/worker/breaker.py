@@ -80,18 +80,13 @@ class Breaker:
         self._held, self._known_pauses, self._wakeup = held, known_pauses, wakeup
         self._lock = held.lock  # guards what threads and the claimer set
         self._failures: deque[float] = deque()  # when (monotonic)
-        self._trip_reason = ""  # it has tripped, and its row is to be written
+        self.trip_reason = ""  # it has tripped, and its row is to be written
         self._trial: Trial | None = None  # this worker has won it, and it has not ended
         self._try_at = 0.0  # monotonic; not before
         # Of a relay: the next trial is a probe; no further probe before (monotonic); seconds.
         self._probe_next, self._probe_at, self._probe_pause = False, 0.0, 0.0
         # When (monotonic) each line was logged last: another process may have logged the other one.
         self._logged_at = dict[str, float]()
-
-    @property
-    def is_tripped(self) -> bool:
-        """Return whether it has tripped in this process, even if its row is not written yet."""
-        return bool(self._trip_reason)
 
     @property
     def is_probing(self) -> bool:
@@ -137,8 +132,8 @@ class Breaker:
             self._trip(f"{count}; the last: {what}")
 
     def _trip(self, reason: str) -> None:
-        if not self._trip_reason:
-            self._trip_reason = reason
+        if not self.trip_reason:
+            self.trip_reason = reason
             self._wakeup.poll()
 
     # -- for the claimer -------------------------------------------------------------------------
@@ -156,8 +151,8 @@ class Breaker:
         """
         if self._trial is not None:
             yield from self._end(self._trial)
-        elif self._trip_reason:
-            yield from self._open(self._trip_reason)
+        elif self.trip_reason:
+            yield from self._open(self.trip_reason)
         if self.due_at > monotonic():
             return False
         self._try_at = monotonic() + REPEAT_PROBE
@@ -179,7 +174,7 @@ class Breaker:
         yield self._known_pauses.read
         # From now on these keep the queue closed, unless a user has removed the row already.
         with self._lock:
-            self._trip_reason = ""
+            self.trip_reason = ""
             self._failures.clear()
 
     def _try(self, *, is_idle: bool) -> Steps[bool]:

@@ -13,8 +13,8 @@ from ..delivery.lease import Lease
 from ..delivery.route import batch_listener, batch_size
 from ..listeners.outcomes import Decision
 from ..listeners.registry import Listener
-from ..sql.values import Pauses
 from .held import Held
+from .pauses import KnownPauses
 from .ready import Lane, Ready
 from .runs import Runs
 
@@ -23,9 +23,10 @@ class Queue(Protocol):
     """What deliveries need of their queue: a ``Gate``, or ``drain()``."""
 
     ready: Ready
+    known_pauses: KnownPauses
 
     @property
-    def report(self) -> Report:
+    def report(self) -> Report | None:
         """What counts the calls: the queue's breaker."""
 
     @property
@@ -33,17 +34,17 @@ class Queue(Protocol):
         """Whether one event is tried while its circuit breaker is open."""
 
     @property
-    def pauses(self) -> Pauses:
-        """What is paused."""
+    def closed(self) -> bool:
+        """Whether it is paused, by a person or by its circuit breaker."""
 
-    def may_start(self, lease: Lease) -> bool:
-        """Return whether an event may start; otherwise, note that."""
+    def turn_away(self, lease: Lease) -> None:
+        """Note that an event may not start while the queue is closed, unless it is the probe."""
 
 
 class Settles(Protocol):
     """Who takes decisions, and what is to be delivered next: ``Gates``, or ``drain()``."""
 
-    def settle(self, lease: Lease, decision: Decision) -> None:
+    def settle(self, decided: tuple[Lease, Decision], /) -> None:
         """Have a decision settled."""
 
     def put(self, leases: Sequence[Lease]) -> None:
@@ -100,10 +101,9 @@ class Deliveries:
 
     def start(self, leases: list[Lease], is_stopping: Callable[[], bool]) -> list[Lease]:
         """Start those that may start; wait for a renewal of their leases if need be."""
-        if is_stopping():
-            return []
-        for each in leases:
-            self._queue.may_start(each)
+        if self._queue.closed:
+            for each in leases:
+                self._queue.turn_away(each)
         started = self.held.start(leases)
         if started == leases:
             return started
@@ -117,8 +117,8 @@ class Deliveries:
 
     def of(self, leases: list[Lease]) -> Delivery:
         """Return the delivery of events that have started."""
-        queue = self._queue
-        return Delivery(leases, self.alias, self.held.is_current, queue.pauses, queue.report)
+        pauses, report = self._queue.known_pauses.pauses, self._queue.report
+        return Delivery(leases, self.alias, self.held.is_current, pauses, report)
 
     def pass_on(self, delivery: Delivery) -> list[Lease]:
         """Have decisions settled; return the events behind them that may run before that."""
@@ -131,14 +131,20 @@ class Deliveries:
             if each[0].stream is not None:
                 last[each[0].stream] = each
         ahead = [self._runs.next(*each) for each in last.values()] if last else []
-        for lease, decision in decided:
-            self._settles.settle(lease, decision)
+        for each in decided:
+            self._settles.settle(each)
         return [each for each in ahead if each is not None] if ahead else []
 
     def put(self, leases: Sequence[Lease]) -> None:
         """Queue events for the threads of their queues."""
         if leases:
             self._settles.put(leases)
+
+    def put_all_but_one(self, followers: list[Lease]) -> None:
+        """Queue what may run next, but for a single event: the same thread goes on with that."""
+        if len(followers) > 1 or any(map(batch_listener, followers)):
+            self._settles.put(followers)
+            followers.clear()
 
     def end(self, delivery: Delivery) -> None:
         """Pass on what a delivery has decided that went wrong; what it left comes back."""

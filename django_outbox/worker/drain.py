@@ -17,18 +17,18 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from ..clocks import monotonic
 from ..conf import Settings, current
 from ..delivery.call import Call
-from ..delivery.delivery import Delivery, report_nothing
+from ..delivery.delivery import Delivery
 from ..delivery.drivers import drive
 from ..delivery.interceptors import drain_ending_errors
 from ..delivery.lease import Lease
-from ..delivery.route import PAUSED, batch_listener
+from ..delivery.route import PAUSED
 from ..events import as_utc
 from ..listeners.outcomes import Decision
 from ..listeners.queues import batch_room
 from ..models import OutboxEvent
 from ..models.pause_queryset import bring_home
 from ..sql import dialect_of, engine_connection, is_in_memory
-from ..sql.values import EVENTS, STREAMS, Branch, Pauses, RescueState
+from ..sql.values import EVENTS, STREAMS, Branch, RescueState
 from .claims import Claims
 from .connection_cleanup import tidy
 from .deliveries import Deliveries
@@ -94,8 +94,8 @@ class Drain:
     own, with a heartbeat.
     """
 
-    probing = False
-    report = staticmethod(report_nothing)
+    probing = closed = False  # as a queue
+    report = None
 
     def __init__(
         self, alias: str, *, at: datetime | None, queues: frozenset[str] | None, inline: bool
@@ -108,7 +108,7 @@ class Drain:
         self._in_use = [  # with open transactions of the caller, which must not be closed
             each for each in connections.all(initialized_only=True) if each.in_atomic_block
         ]
-        self._known_pauses, self._unrun = KnownPauses(), Decisions()
+        self.known_pauses, self._unrun = KnownPauses(), Decisions()
         self.ready = Ready()
         wakeup = Wakeup()
         self._runs = Runs(settings=self._settings, held=self._held, pools=self, wakeup=wakeup)
@@ -122,7 +122,7 @@ class Drain:
             "decisions": self._unrun,
             "at": at,
         }
-        self._reads = StreamReads(known_pauses=self._known_pauses, **parts)
+        self._reads = StreamReads(known_pauses=self.known_pauses, **parts)
         self._claims = Claims(reads=self._reads, gates={}, **parts)
         self._deliveries = Deliveries(
             alias=alias, queue=self, settles=self, held=self._held, runs=self._runs
@@ -191,7 +191,7 @@ class Drain:
         served_here = self._only is None or queue in self._only
         return (
             served_here
-            and queue not in self._known_pauses.closed
+            and queue not in self.known_pauses.closed
             and queue not in self._settles.away
         )
 
@@ -200,10 +200,10 @@ class Drain:
 
     def _claim_rows(self, room: int, state: RescueState) -> None:
         """Claim due events of one state from the first queue that has some."""
-        perform(self._connection, self._known_pauses.refresh())
-        if monotonic() >= self._known_pauses.ends_at:
+        perform(self._connection, self.known_pauses.refresh())
+        if monotonic() >= self.known_pauses.ends_at:
             end_pauses(self._alias)
-            self._known_pauses.read(self._connection)
+            self.known_pauses.read(self._connection)
         most_bytes = self._settings.PREFETCH_BYTES // 2
         for queue in self._open_queues():
             branch = Branch(queue, room, most_bytes=most_bytes)
@@ -232,7 +232,7 @@ class Drain:
         """Deliver what was claimed, until there were ``most`` deliveries; release the rest."""
         since, followers = monotonic(), self._followers
         for each in self._unrun.take_all(len(self._unrun)):
-            self.settle(*each)
+            self.settle(each)
         try:
             while True:
                 found: Lease | Lane | None = None
@@ -240,9 +240,7 @@ class Drain:
                     found = followers.pop() if followers else self._next()
                 if found is not None:
                     self._deliver(found, most - self._count)
-                    if len(followers) > 1 or any(map(batch_listener, followers)):
-                        self.ready.put(*followers)
-                        followers.clear()
+                    self._deliveries.put_all_but_one(followers)
                 elif not self._decided:
                     break
                 is_time = monotonic() - since > GATHER_TIME
@@ -299,14 +297,8 @@ class Drain:
         """Have what was decided settled."""
         self._followers += self._deliveries.pass_on(self._delivery)
 
-    @property
-    def pauses(self) -> Pauses:
-        """What is paused."""
-        return self._known_pauses.pauses
-
-    def may_start(self, lease: Lease) -> bool:
-        """Return whether an event that was claimed may start."""
-        return True
+    def turn_away(self, lease: Lease) -> None:
+        """Do nothing: it claims what may start."""
 
     def put(self, leases: Sequence[Lease]) -> None:
         """Queue events, which this thread delivers."""
@@ -314,9 +306,10 @@ class Drain:
 
     # -- settles ---------------------------------------------------------------------------------
 
-    def settle(self, lease: Lease, decision: Decision) -> None:
+    def settle(self, decided: tuple[Lease, Decision]) -> None:
         """Have a decision settled, with others."""
-        self._decided.append((lease, decision))
+        self._decided.append(decided)
+        lease, decision = decided
         self._progress += 1
         self._count += decision is not PAUSED
         self._settles.leave_delayed(lease, decision)

@@ -204,7 +204,9 @@ class AsyncDeliveries:
 
     async def _deliver(self, leases: list[Lease]) -> None:
         for each in leases:
-            if self._gate.may_start(each):
+            if self._gate.closed:
+                self._gate.turn_away(each)
+            if not each.turned_away:
                 await self._wait_current(each)
         if self._loop.stopping or not (started := self._held.start(leases)):
             return

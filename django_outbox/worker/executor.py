@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 
 from ..clocks import monotonic
@@ -12,7 +13,7 @@ from ..delivery.call import Call, CallAbandoned
 from ..delivery.delivery import Delivery
 from ..delivery.drivers import drive
 from ..delivery.lease import Lease
-from ..delivery.route import batch_listener, is_async
+from ..delivery.route import is_async
 from ..listeners.outcomes import DONE
 from .connection_cleanup import BrokenSessions, ConnectionCleanup
 from .deliveries import Deliveries
@@ -26,6 +27,10 @@ logger = logging.getLogger("django_outbox")
 # Seconds of listener time that a thread may be ahead of the settler. If the process dies, that much
 # is repeated, or one event per thread; without a limit, all that a group commit had gathered.
 RUN_AHEAD = 0.0005
+# Seconds that each call of a thread takes at most while it takes several events at a time from the
+# ready queue, and how many. It starts one after the other, so that those behind a call that takes
+# longer than expected can be released to other workers.
+QUICK, AT_ONCE = 0.0001, 16
 IDLE_WAIT = 1.0  # seconds after which an idle thread checks whether it should end
 
 
@@ -40,25 +45,40 @@ class Seat:
         self.delivery: Delivery  # the last one
         self.call: Call | None = None  # that it is in
         self._cleanup: ConnectionCleanup
+        self.taken = deque[Lease | Lane | Delivery]()  # from the ready queue, and not begun
         self._followers: list[Lease] = []  # events behind those delivered, which may run next
         self._ahead = 0.0  # seconds of listener time that are not known to be settled
+        self._at_once, self._longest = 1, 0.0  # how many to take; seconds of the longest call since
 
     def _run(self) -> None:
         self._cleanup = ConnectionCleanup(self._held.lease, self._executor.sessions)
         try:
             while not self._executor.stopping:
-                self._work()
+                self._take()
+                while self.taken and not self._executor.stopping:
+                    self._work(self.taken.popleft())
+                    while self._followers:
+                        self._work(self._followers.pop())
+            self._gate.ready.put_again(*self.taken)
         except CallAbandoned:
             self._cleanup.close_half_made()
             self._cleanup.after(self.delivery.lead)
         self._cleanup.close()
 
-    def _work(self) -> None:
-        executor, deliveries, followers = self._executor, self._deliveries, self._followers
-        found = followers.pop() if followers else self._gate.ready.take(IDLE_WAIT)
+    def _take(self) -> None:
+        """Take the next event, or some if calls are short, and leave enough for other threads."""
+        ready = self._gate.ready
+        self._at_once = min(2 * self._at_once, AT_ONCE) if self._longest < QUICK else 1
+        self._longest = 0.0
+        if (found := ready.take(IDLE_WAIT)) is not None:
+            self.taken.append(found)
+            if self._at_once > 1:
+                share = len(ready) // self._gate.settings.WORKERS
+                self.taken += ready.take_more(min(self._at_once - 1, share))
         self._gate.made_room()
-        if found is None:
-            return
+
+    def _work(self, found: Lease | Lane | Delivery) -> None:
+        executor, deliveries = self._executor, self._deliveries
         if isinstance(found, Delivery):  # another thread has left its fallbacks
             left, stops = found.left.values(), executor.is_stopping
             if all(self._held.wait_current(each, stops) for each in left):
@@ -66,15 +86,13 @@ class Seat:
             else:
                 found.leave()
             return
-        if found.is_awaited if isinstance(found, Lane) else is_async(found):
+        if found.listener.is_awaited if isinstance(found, Lane) else is_async(found):
             executor.to_loop(found)
             return
         leases = [found] if isinstance(found, Lease) else deliveries.take(found)
         if leases := deliveries.start(leases, executor.is_stopping):
             self._deliver(deliveries.of(leases))
-            if len(followers) > 1 or any(map(batch_listener, followers)):
-                deliveries.put(followers)
-                followers.clear()
+            deliveries.put_all_but_one(self._followers)
             if self._ahead > RUN_AHEAD:
                 self._held.wait_settled(leases, executor.is_stopping)
                 self._ahead = 0.0
@@ -111,6 +129,8 @@ class Seat:
                 self._cleanup.close_half_made()
             if not decision.written:
                 self._ahead += lease.duration
+            if lease.duration > self._longest:
+                self._longest = lease.duration
         self._followers += self._deliveries.pass_on(self.delivery)
 
 
@@ -216,7 +236,7 @@ class Executor:
     def _write_off(self, number: int, seat: Seat, call: Call) -> None:
         """Have another thread in place of one whose call hangs, and decide that it has failed."""
         with self._held.lock:
-            if not call.abandon():  # it has returned in the meantime
+            if not call.end():  # it has returned in the meantime
                 return
             self._abandoned, self._is_deciding = [*self._abandoned, seat.thread], True
             self._seats[number] = successor = Seat(self, seat.thread.name)
@@ -229,7 +249,8 @@ class Executor:
             log_failed(delivery.lead)
             self.deliveries.end(delivery)
         if delivery.left:
-            self.gate.ready.put_delivery(delivery)
+            self.gate.ready.put_again(delivery)
+        self.gate.ready.put_again(*seat.taken)
         self._is_deciding = False
         self._to_start.append(successor.thread)
 

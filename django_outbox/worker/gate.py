@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from math import inf
 
 from ..conf import CENTURY, Settings
-from ..delivery.delivery import report_nothing
 from ..delivery.lease import Lease, Run
 from ..delivery.route import is_async
 from ..listeners.queues import batch_room, has_only_batches
 from ..queue_settings import QueueSettings
-from ..sql.values import EVENTS, STREAMS, Branch, Found, Pauses, Table
+from ..sql.values import EVENTS, STREAMS, Branch, Found, Table
 from .breaker import Breaker
 from .held import Held
 from .pauses import READ_INTERVAL, KnownPauses
@@ -71,8 +70,8 @@ class Gate:
             settings.HOT_QUEUE_CAPACITY, most_bytes=most_bytes, lock=held.lock, wakeup=wakeup
         )
         # Called with each decision.
-        self.report = self.breaker.record if queue.BREAKER else report_nothing
-        self._known_pauses, self._wakeup = known_pauses, wakeup
+        self.report = self.breaker.record if queue.BREAKER else None
+        self.known_pauses, self._wakeup = known_pauses, wakeup
         self._held, self._load, self._most_bytes = held, held.load(queue.name), most_bytes
         self._max_size, self._batch = settings.COLD_QUEUE_CAPACITY, settings.POLL_BATCH_SIZE
         self._wants_room = False  # the claimer waits for room
@@ -96,25 +95,19 @@ class Gate:
     @property
     def closed(self) -> bool:
         """Whether the queue is paused, by a person or by its circuit breaker."""
-        return self.breaker.is_tripped or self.name in self._known_pauses.closed
+        return bool(self.breaker.trip_reason) or self.name in self.known_pauses.closed
 
     @property
     def probing(self) -> bool:
         """Whether one event is tried while its circuit breaker is open."""
         return self.breaker.is_probing
 
-    @property
-    def pauses(self) -> Pauses:
-        """What is paused."""
-        return self._known_pauses.pauses
+    def turn_away(self, lease: Lease) -> None:
+        """Note that an event may not start while the gate is closed, unless it is its probe.
 
-    def may_start(self, lease: Lease) -> bool:
-        """Return whether an event may start: the gate is open, or the event is its probe.
-
-        Otherwise, note that: the thread drops the event, and the claimer releases it.
+        The thread drops the event then, and the claimer releases it.
         """
-        lease.turned_away = self.closed and not self.breaker.is_probe(lease)
-        return not lease.turned_away
+        lease.turned_away = not self.breaker.is_probe(lease)
 
     def made_room(self) -> None:
         """Report that an event has left the queue; a claimer that waits for room goes on."""

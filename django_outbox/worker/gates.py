@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from ..clocks import monotonic
 from ..delivery.lease import Lease
 from ..events import Event
-from ..listeners.outcomes import Decision
 from ..listeners.queues import routes_of_new, row_id
 from .gate import Gate
 from .queues import Decisions, Offer
@@ -19,7 +18,7 @@ class Gates:
 
     def __init__(self, gates: Iterable[Gate], *, decisions: Decisions, wakeup: Wakeup) -> None:
         self.by_queue = {each.name: each for each in gates}
-        self._decisions, self._wakeup = decisions, wakeup
+        self.settle, self._wakeup = decisions.put, wakeup  # ``settle``: have a decision settled
         self.others = 0  # other live workers
 
     def __iter__(self) -> Iterator[Gate]:
@@ -73,10 +72,6 @@ class Gates:
         """Queue leases for the threads of their queues."""
         for name in {each.queue for each in leases}:
             self.by_queue[name].ready.put(*[each for each in leases if each.queue == name])
-
-    def settle(self, lease: Lease, decision: Decision) -> None:
-        """Have a decision settled."""
-        self._decisions.put((lease, decision))
 
     def follow_others(self, count: int) -> None:
         """Set the number of other live workers."""

@@ -28,6 +28,7 @@ class BlockingQueue(Generic[T]):
     def __init__(self, on_idle: Callable[[], None] = lambda: None) -> None:
         """``on_idle`` is called by a thread that finds the queue empty, before it waits."""
         self._queue: SimpleQueue[T | None] = SimpleQueue()
+        self.put: Callable[[T], None] = self._queue.put
         self._on_idle = on_idle
         self._idle: deque[None] = deque()  # one for each thread that waits; its methods are atomic
 
@@ -38,9 +39,6 @@ class BlockingQueue(Generic[T]):
     def idle(self) -> int:
         """Return how many threads wait for an item."""
         return len(self._idle)
-
-    def put(self, item: T) -> None:
-        self._queue.put(item)
 
     def take(self, timeout: float) -> T | None:
         """Return the next item, or None after ``timeout`` seconds or when woken to stop."""

@@ -10,7 +10,6 @@ from ..clocks import monotonic
 from ..delivery.delivery import Delivery
 from ..delivery.lease import Lease
 from ..delivery.route import batch_listener, batch_size
-from ..listeners.queues import can_be_awaited
 from ..listeners.registry import Listener
 from .queues import BlockingQueue
 
@@ -22,7 +21,6 @@ class Lane:
         assert listener.batching is not None
         self.listener, self.size = listener, size
         self.within = listener.batching.within  # seconds
-        self.is_awaited = can_be_awaited(listener)  # on the event loop
         self.leases: deque[Lease] = deque()  # its methods are atomic
         self.is_queued = False  # a thread finds it in the queue, or has it
 
@@ -63,7 +61,7 @@ class Ready:
         """Return how many events wait for a thread; a lane in the queue may count as one more."""
         if not self._lanes:
             return len(self._queue)
-        lanes = [each for each in [*self._lanes.values()] if not each.is_awaited]
+        lanes = [each for each in [*self._lanes.values()] if not each.listener.is_awaited]
         return max(len(self._queue) - sum(each.is_queued for each in lanes), 0) + sum(
             len(each.leases) for each in lanes
         )
@@ -126,6 +124,14 @@ class Ready:
             return found
         return self._take_beside(found, monotonic() + timeout)
 
+    def take_more(self, most: int) -> list[Lease | Lane | Delivery]:
+        """Return up to ``most`` further events and ripe lanes, without waiting."""
+        found, now = self._queue.take_all(most), monotonic()
+        for each in found:
+            if isinstance(each, Lane) and each.ripe_at > now:
+                self._queue.put(each)
+        return [each for each in found if not isinstance(each, Lane) or each.ripe_at <= now]
+
     def _take_beside(self, lane: Lane, until: float) -> Lease | Lane | Delivery | None:
         """Return what is ripe first by ``until`` (monotonic): ``lane``, or anything else."""
         unripe = [lane]
@@ -165,9 +171,10 @@ class Ready:
         """Return the next event or lane, ripe or not, without waiting; None if there is none."""
         return next(iter(self._queue.take_all(1)), None)
 
-    def put_delivery(self, delivery: Delivery) -> None:
-        """Have a thread go on with a delivery."""
-        self._queue.put(delivery)
+    def put_again(self, *found: Lease | Lane | Delivery) -> None:
+        """Queue what a thread has taken or left."""
+        for each in found:
+            self._queue.put(each)
 
     def wake(self, takers: int = 1) -> None:
         """End the wait of that many threads; their ``take`` returns None."""

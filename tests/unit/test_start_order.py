@@ -149,11 +149,10 @@ def test_a_batch_calls_nothing_behind_what_its_queue_turned_away(
 ) -> None:
     leases = [*keyed(held, "abc"), *held.add_rows(lease(each) for each in "xyz")]
 
-    def may_start(each: Lease) -> bool:
+    def turn_away(each: Lease) -> None:
         each.turned_away = each.event_id in turned_away
-        return not each.turned_away
 
-    queue: Any = SimpleNamespace(probing=False, ready=Ready(), may_start=may_start)
+    queue: Any = SimpleNamespace(probing=False, closed=True, ready=Ready(), turn_away=turn_away)
     runs = Leased(Held(30)).runs
     deliveries = Deliveries(alias=SCRIPTED, queue=queue, settles=queue, held=held, runs=runs)
     with listening(print, batch=9):
@@ -166,6 +165,6 @@ def test_a_batch_calls_nothing_behind_what_its_queue_turned_away(
 
 def test_what_a_hung_thread_has_left_is_released_at_a_stop(held: Held) -> None:
     leases, ready = held.start(held.add_rows([lease("x")])), Ready()
-    ready.put_delivery(Delivery(leases, SCRIPTED, held.is_current))
+    ready.put_again(Delivery(leases, SCRIPTED, held.is_current))
     assert ready.take_all() == []
     assert leases[0].is_waiting
