@@ -157,16 +157,16 @@ def in_heartbeat(fuse: Fuse) -> None:
 
 def in_purge(fuse: Fuse) -> None:
     """Crash when one batch is deleted and the next is not."""
-    from django_outbox.worker import purger
+    from django_outbox.worker import housekeeper
 
-    batches = vars(purger)["purge_events"]
+    batches = vars(housekeeper)["purge_events"]
 
     def until_the_fuse(alias: str, **given: Any) -> Iterator[int]:
         for count in batches(alias, **given):
             fuse.light()
             yield count
 
-    vars(purger)["purge_events"] = until_the_fuse
+    vars(housekeeper)["purge_events"] = until_the_fuse
 
 
 POINTS: dict[str, Callable[[Fuse], None]] = {

@@ -61,7 +61,7 @@ SURVIVORS = (
         name="a renewed deadline that counts from the statement's end",
         edits=[
             (
-                "worker/releases.py",
+                "worker/leases.py",
                 "if each.id in renewed], deadline)",
                 "if each.id in renewed], self._held.deadline(monotonic()))",
             )
@@ -97,7 +97,7 @@ SURVIVORS = (
     ),
     Survivor(
         name="a locked row that is forgotten when it is given back",
-        edits=[("worker/releases.py", "        if left:\n", "        if False:\n")],
+        edits=[("worker/leases.py", "        if left:\n", "        if False:\n")],
         test="tests/conformance/test_stops.py"
         "::test_a_row_that_is_locked_when_it_is_given_back_stays_held_until_it_is_free",
         database="postgres",
@@ -145,7 +145,7 @@ SURVIVORS = (
         name="a named lease that counts from the statement's end",
         edits=[
             (
-                "worker/named_lease.py",
+                "worker/leases.py",
                 "return self._record(taken, started)",
                 "return self._record(taken, monotonic())",
             )
@@ -156,7 +156,7 @@ SURVIVORS = (
         name="a renewed named lease that counts from the statement's end",
         edits=[
             (
-                "worker/named_lease.py",
+                "worker/leases.py",
                 "return self._record(renewed, started)",
                 "return self._record(renewed, monotonic())",
             )
@@ -196,7 +196,7 @@ SURVIVORS = (
         name="a lost call that a breaker counts as a success",
         edits=[
             (
-                "worker/breaker.py",
+                "worker/pauses.py",
                 "        if decision is LOST:\n            return\n",
                 "        if decision is LOST and self._trial:\n            return\n",
             )
@@ -208,7 +208,7 @@ SURVIVORS = (
         name="a lost probe that closes its breaker",
         edits=[
             (
-                "worker/breaker.py",
+                "worker/pauses.py",
                 "        if decision is LOST:\n            return\n",
                 "        if decision is LOST and not self._trial:\n            return\n",
             )
@@ -322,7 +322,7 @@ SURVIVORS = (
         name="a refused message that counts for the breaker of its relay",
         edits=[
             (
-                "worker/breaker.py",
+                "worker/pauses.py",
                 "decision.unavailable or (decision.spent and self._check is None)",
                 "decision.outcome != 'done'",
             )
@@ -332,7 +332,7 @@ SURVIVORS = (
     ),
     Survivor(
         name="a check that is believed though the broker takes messages",
-        edits=[("worker/breaker.py", "= isinstance(error, CheckFailed)", "= False")],
+        edits=[("worker/pauses.py", "= isinstance(error, CheckFailed)", "= False")],
         test="tests/test_relay_core.py"
         "::test_a_check_that_fails_although_the_broker_takes_messages_ends_in_a_probe",
     ),

@@ -38,7 +38,7 @@ from django_outbox.sql.values import (
     Unclaimed,
 )
 from django_outbox.worker.effects import perform
-from django_outbox.worker.purger import Purger
+from django_outbox.worker.housekeeper import Purger
 from tests.sessions import processes
 
 T = TypeVar("T")

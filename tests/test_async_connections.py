@@ -15,7 +15,7 @@ from asgiref.sync import sync_to_async
 from django.db import OperationalError, connection, connections
 
 import django_outbox as outbox
-from django_outbox.worker.async_connections import DeliveryThread, Slots
+from django_outbox.worker.async_deliveries import DeliveryThread, Slots
 from tests.table import history, in_thread, listening, row, sessions, statuses, write
 from tests.testapp.models import Effect
 from tests.waiting import MovedClock, wait_until
@@ -211,7 +211,7 @@ def test_a_stop_under_a_blocked_loop_ends_the_wait(settings: Any) -> None:
             write(event_type=PLAIN)
             wait_until(lambda: worker._event_loop._watch._ran_at is None, what="a block")
             assert in_thread(worker.stop).result(30) is False  # the loop stays blocked
-            slots = worker._event_loop._connections[0]
+            slots = worker._executors[0].to_loop.__self__._connections
             assert not slots._waiting
         finally:
             go_on.set()
@@ -259,7 +259,7 @@ def test_the_wait_for_a_connection_does_not_count_for_the_timeout(
             write(event_type=ORM)
             assert holder.holding.wait(30)
             ids = write(3)
-            waiting = worker._event_loop._connections[0]._waiting
+            waiting = worker._executors[0].to_loop.__self__._connections._waiting
             wait_until(lambda: len(waiting) == 3, what="three that wait")
             clock.advance(2 * TIMEOUT)
         finally:

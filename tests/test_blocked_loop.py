@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import django_outbox as outbox
-from django_outbox.worker import blocked_loop
-from django_outbox.worker.blocked_loop import BlockedLoopWatch
+from django_outbox.worker import event_loop
+from django_outbox.worker.event_loop import BlockedLoopWatch
 from tests.fleet import wait_until
 from tests.reach.children import Site
 from tests.table import PLACED, in_thread, listening, statuses, write
@@ -196,7 +196,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     replaced = SimpleNamespace(monotonic=lambda: clock.now, process_time=lambda: clock.used)
-    monkeypatch.setattr(blocked_loop, "time", replaced)
+    monkeypatch.setattr(event_loop, "time", replaced)
     return clock
 
 

@@ -24,7 +24,7 @@ from django_outbox.listeners.outcomes import DONE, Decision, Status
 from django_outbox.models import OutboxEvent
 from django_outbox.sql import dialect_of
 from django_outbox.sql.values import Branch, Claim
-from django_outbox.worker import routing
+from django_outbox.worker import intake
 from django_outbox.worker.effects import perform
 from tests.table import PLACED, endings, events_of, insert, listening, now, row, write
 from tests.waiting import wait_until
@@ -36,7 +36,7 @@ def leases(limit: int = 100) -> list[Lease]:
     """Claim what is due, and route it."""
     claim = Claim(me="me", lease=30, branches=[Branch("default", limit)])
     found = events_of(dialect_of(connection).claim(claim).rows)
-    perform(connection, routing.complete(found))
+    perform(connection, intake.complete(found))
     return found
 
 

@@ -24,7 +24,7 @@ from django_outbox.listeners.outcomes import Decision, Status
 from django_outbox.models import OutboxEvent
 from django_outbox.worker import gate as gates
 from django_outbox.worker.effects import perform
-from django_outbox.worker.throttle import Throttle
+from django_outbox.worker.polling import Throttle
 from tests.surroundings import gated
 from tests.table import PLACED, in_thread, insert, listening, now, statuses, steal, write
 from tests.waiting import Gate, wait_until

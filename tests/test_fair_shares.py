@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from concurrent.futures import wait as futures_wait
 from contextlib import contextmanager, nullcontext
-from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from django.db import connection
@@ -25,10 +25,11 @@ from django_outbox.worker.effects import perform
 from django_outbox.worker.gate import BUSY_AFTER
 from django_outbox.worker.gate import Gate as QueueGate
 from django_outbox.worker.held import Held
+from django_outbox.worker.leases import Releases
 from django_outbox.worker.pauses import KnownPauses
-from django_outbox.worker.queues import Offer, Offers
-from django_outbox.worker.releases import Releases
-from django_outbox.worker.wakeup import Wakeup
+from django_outbox.worker.polling import Wakeup
+from django_outbox.worker.ready import Offer, Offers
+from django_outbox.worker.runs import Runs
 from tests.fleet import wait_until
 from tests.surroundings import gated
 from tests.table import in_thread, insert, keyed, listening, row, statuses, stream, write
@@ -141,8 +142,8 @@ def test_no_thread_starts_what_is_just_being_put_back(monkeypatch: pytest.Monkey
         drop(leases)
 
     monkeypatch.setattr(held, "drop", meanwhile)
-    runs: Any = SimpleNamespace(take_ended=lambda now: [])
-    releases = Releases(alias="default", me="me", held=held, runs=runs, wakeup=Wakeup())
+    runs = Runs(me="me", settings=Settings(), held=held, pools=Mock(), wakeup=Wakeup())
+    releases = Releases(alias="default", runs=runs)
     late = gate_of(Settings(), held).to_release(monotonic())
     assert perform(connection, releases.give_back(late)) == ([waiting], 0)
     assert starts[0].result(20) == []

@@ -19,8 +19,7 @@ import pytest
 from django_outbox import Worker
 from django_outbox.process.probes import Probes
 from django_outbox.worker import worker as worker_room
-from django_outbox.worker.health import Health
-from django_outbox.worker.threads import Loop
+from django_outbox.worker.threads import Health, Loop
 from tests.fleet import wait_until
 from tests.reach.children import Child, Site, is_alive, workers_show
 from tests.table import statuses, write

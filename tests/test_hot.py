@@ -18,9 +18,8 @@ from django.test import Client
 import django_outbox as outbox
 from django_outbox import signals
 from django_outbox.models import OutboxEvent, OutboxWorker
-from django_outbox.worker import gate, queues
-from django_outbox.worker.throttle import ClaimThrottle
-from django_outbox.worker.wakeup import Wakeup
+from django_outbox.worker import gate, ready
+from django_outbox.worker.polling import ClaimThrottle, Wakeup
 from tests.surroundings import heard
 from tests.table import PLACED, insert, listening, now, statuses, write
 from tests.waiting import wait_until
@@ -101,17 +100,17 @@ def test_a_full_hot_queue_is_told_once_a_minute_and_for_each_queue(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 5000.0
-    monkeypatch.setattr(queues, "monotonic", lambda: now)
+    monkeypatch.setattr(ready, "monotonic", lambda: now)
     one, other = (
-        queues.Offers(2, most_bytes=10**6, lock=nullcontext(), wakeup=Wakeup()) for _ in range(2)
+        ready.Offers(2, most_bytes=10**6, lock=nullcontext(), wakeup=Wakeup()) for _ in range(2)
     )
 
-    def offer(queue: queues.Offers, count: int) -> int:
+    def offer(queue: ready.Offers, count: int) -> int:
         """Offer events; return the number of log lines so far."""
         with caplog.at_level(logging.WARNING, "django_outbox"):
             for _ in range(count):
                 event = outbox.Event(event_type=PLACED)
-                queue.offer(queues.Offer(event.event_id, PLACED, event))
+                queue.offer(ready.Offer(event.event_id, PLACED, event))
         lines = [each.getMessage() for each in caplog.records]
         assert {*lines} <= {"hot queue full; further events arrive by the cold route capacity=2"}
         return len(lines)

@@ -12,7 +12,7 @@ from django.db import connection, transaction
 
 import django_outbox as outbox
 from django_outbox.models import OutboxEvent, OutboxLease, OutboxWorker
-from django_outbox.worker import purger, worker_row
+from django_outbox.worker import heartbeat, housekeeper
 from tests.reach.children import Child, Site, nothing_is_left, workers_show
 from tests.table import PLACED, insert, listening, now, purging, rest_of, row, statuses, write
 from tests.testapp.models import Effect
@@ -133,7 +133,7 @@ def test_274_the_worker_purges_in_batches(settings: Any) -> None:
 def test_a_run_is_bounded_in_time(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next run comes soon and continues where this one stopped."""
     settings.OUTBOX = PURGING
-    monkeypatch.setattr(purger, "MAX_RUN", 0.0)
+    monkeypatch.setattr(housekeeper, "MAX_RUN", 0.0)
     later = now() + timedelta(seconds=60)
     kept = insert(20, **DONE, done_at=later, made=2 * DAY)  # an upward scan reads these rows first
     expired(35)
@@ -143,7 +143,7 @@ def test_a_run_is_bounded_in_time(settings: Any, monkeypatch: pytest.MonkeyPatch
         assert run.run() < 1
         left.append(OutboxEvent.objects.count() - len(kept))
     assert left == [35, 35, 25, 15, 5, 0]
-    monkeypatch.setattr(purger, "MAX_RUN", 15.0)
+    monkeypatch.setattr(housekeeper, "MAX_RUN", 15.0)
     assert 80 < rest_of(run) <= 100  # the rest of the interval, because the run was not cut
 
 
@@ -169,7 +169,7 @@ def test_w17_the_row_of_a_lost_worker_goes_after_a_day(
     settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At most ``MAX_LOST`` of them stay, those lost last; a silent one is not yet lost."""
-    monkeypatch.setattr(worker_row, "MAX_LOST", 2)
+    monkeypatch.setattr(heartbeat, "MAX_LOST", 2)
     settings.OUTBOX = {"LEASE": 3, "DRAIN_TIMEOUT": 1}
     clock = now()
     for name, seconds in (

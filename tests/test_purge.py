@@ -19,8 +19,8 @@ from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent, OutboxLease
 from django_outbox.models.retention import ages
 from django_outbox.sql import dialect_of
-from django_outbox.worker import purger
-from django_outbox.worker.purger import Progress
+from django_outbox.worker import housekeeper
+from django_outbox.worker.housekeeper import Progress
 from tests.surroundings import heard
 from tests.table import insert, multiply, now, purging, rest_of
 from tests.waiting import wait_until
@@ -79,13 +79,13 @@ def an_hour_passes() -> None:
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Record the runs that start."""
     begun: list[str] = []
-    real = purger.purge_events
+    real = housekeeper.purge_events
 
     def counted(alias: str, **given: Any) -> Iterator[int]:
         begun.append(alias)
         return real(alias, **given)
 
-    monkeypatch.setattr(purger, "purge_events", counted)
+    monkeypatch.setattr(housekeeper, "purge_events", counted)
     return begun
 
 
@@ -119,7 +119,7 @@ def test_a_clock_that_was_fast_does_not_keep_the_purge_from_running(runs: list[s
 def cut(monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
     """Cut each run short after a batch of ten."""
     settings.OUTBOX = {"PURGE_BATCH_SIZE": 10}
-    monkeypatch.setattr(purger, "MAX_RUN", 0.0)
+    monkeypatch.setattr(housekeeper, "MAX_RUN", 0.0)
 
 
 def end_lease() -> None:
@@ -234,13 +234,13 @@ def test_an_event_that_ended_long_after_it_was_written_is_found_by_the_scan() ->
 
 def test_there_is_one_scan_a_day(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[str] = []
-    real = purger.scan_events
+    real = housekeeper.scan_events
 
     def counted(alias: str, **given: Any) -> Any:
         begun.append(given["after"])
         return real(alias, **given)
 
-    monkeypatch.setitem(purger.SCANS, "events", counted)
+    monkeypatch.setitem(housekeeper.SCANS, "events", counted)
     rest_of(purging(3600))
     later(scanned_at=timedelta(hours=23))
     for me in "ab":
@@ -253,7 +253,7 @@ def test_there_is_one_scan_a_day(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_scan_keeps_to_its_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(purger, "SCAN_RATE", 20)
+    monkeypatch.setattr(housekeeper, "SCAN_RATE", 20)
     own_ids(50)
     each = purging(3600)
     each.run()  # the hourly run, which finds ids lower than those of a week ago
@@ -266,7 +266,7 @@ def test_the_scan_keeps_to_its_rate(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_scan_goes_on_where_another_worker_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(purger, "SCAN_RATE", 10)
+    monkeypatch.setattr(housekeeper, "SCAN_RATE", 10)
     rest_of(purging(3600, me="before"))
     ids = sorted(own_ids(30))
     later(scanned_at=timedelta(days=1))

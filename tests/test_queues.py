@@ -18,7 +18,7 @@ from django_outbox import clocks, testing
 from django_outbox.listeners.queues import UNROUTED, routes_of
 from django_outbox.models import OutboxEvent, OutboxPause, OutboxStream
 from django_outbox.worker.effects import perform
-from django_outbox.worker.throttle import TokenBucket
+from django_outbox.worker.polling import TokenBucket
 from tests.table import insert, keyed, listening, row, statuses, stream, write
 from tests.waiting import Gate, MovedClock, wait_until
 

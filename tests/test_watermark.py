@@ -12,8 +12,8 @@ import django_outbox as outbox
 from django_outbox import clocks, doorbell
 from django_outbox.models import OutboxLease
 from django_outbox.sql.values import Found
-from django_outbox.worker import throttle
-from django_outbox.worker.throttle import LATE_COMMIT_MARGIN, Throttle, Watermark
+from django_outbox.worker import polling
+from django_outbox.worker.polling import LATE_COMMIT_MARGIN, Throttle, Watermark
 from tests.table import insert, keyed, listening, purging, rest_of, statuses, write
 from tests.waiting import wait_until
 
@@ -34,8 +34,8 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Replace the clock that watermarks and throttles use."""
     found = Clock()
-    monkeypatch.setattr(throttle, "monotonic", found.monotonic)
-    monkeypatch.setattr(throttle.random, "uniform", lambda low, high: 1.0)
+    monkeypatch.setattr(polling, "monotonic", found.monotonic)
+    monkeypatch.setattr(polling.random, "uniform", lambda low, high: 1.0)
     return found
 
 
@@ -82,8 +82,8 @@ def test_what_was_skipped_is_above_the_watermark(clock: Clock) -> None:
 
 def test_a_pause_is_a_multiple_of_the_work_but_bounded(clock: Clock) -> None:
     it = Throttle()
-    short = throttle.FULL_SCAN_FACTOR * 0.005
-    expected = [0, short, short, throttle.LONGEST_PAUSE, 20 * short]  # the shorter of the two
+    short = polling.FULL_SCAN_FACTOR * 0.005
+    expected = [0, short, short, polling.LONGEST_PAUSE, 20 * short]  # the shorter of the two
     for took, pause in zip((0.1, 0.005, 1000.0, 1000.0, 0.1), expected, strict=True):
         started, clock.now = clock.now, clock.now + took
         it.after(started)

@@ -24,7 +24,7 @@ from django.utils.autoreload import (
     get_reloader,
 )
 
-from ..worker.health import Health, combine
+from ..worker.threads import Health, combine
 from ..worker.worker import Worker
 from .probes import Probes
 from .signals import PASSED_ON, STOPPING, Signals

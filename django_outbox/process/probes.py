@@ -19,7 +19,7 @@ from typing import Any, Final, cast
 
 from django.core.exceptions import ImproperlyConfigured
 
-from ..worker.health import Health
+from ..worker.threads import Health
 
 logger = logging.getLogger("django_outbox")
 

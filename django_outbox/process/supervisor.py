@@ -12,7 +12,7 @@ from dataclasses import asdict
 from typing import Final
 
 from ..conf import current
-from ..worker.health import Health, combine
+from ..worker.threads import Health, combine
 from .probes import Probes
 from .signals import PASSED_ON, Signals
 

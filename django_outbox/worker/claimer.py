@@ -9,18 +9,16 @@ from math import inf
 
 from .. import doorbell
 from ..clocks import monotonic
-from ..conf import CENTURY, Settings
+from ..conf import CENTURY
 from ..sql.values import EVENTS, Branch
 from .claims import SMALL_CLAIM, Claims
 from .effects import Steps, Wait, ask
-from .gate import Gate
-from .gates import Gates
-from .pauses import READ_INTERVAL, KnownPauses
+from .gate import Gate, Gates
+from .leases import Releases
+from .pauses import READ_INTERVAL
+from .polling import ClaimThrottle, Throttle
 from .quarantine import Quarantine
-from .queues import Offer
-from .releases import Releases
-from .throttle import ClaimThrottle, Throttle
-from .wakeup import Wakeup
+from .ready import Offer
 
 STREAMS_INTERVAL = 0.05  # seconds between claims of streams while other events wait
 SCAN_AGAIN = 1.0  # seconds after a quarantine until suspects are looked for again
@@ -33,18 +31,16 @@ class Claimer:
     def __init__(
         self,
         *,
-        settings: Settings,
         gates: Gates,
         claims: Claims,
         releases: Releases,
         quarantine: Quarantine,
-        known_pauses: KnownPauses,
-        wakeup: Wakeup,
         may_claim: Callable[[], bool],
     ) -> None:
-        self._settings, self._held, self._runs = settings, releases.held, releases.runs
+        settings = self._settings = releases.settings
+        self._held, self._runs, self._wakeup = releases.held, releases.runs, gates.wakeup
         self._gates, self._claims, self._quarantine = gates, claims, quarantine
-        self._known_pauses, self._wakeup = known_pauses, wakeup
+        self._known_pauses = claims.reads.known_pauses
         self._may_claim = may_claim  # False on the standby of single_node
         hot, cold = settings.FAIRNESS
         self._turns = cycle([True] * hot + [False] * cold)  # True: hot
@@ -115,7 +111,7 @@ class Claimer:
             self._poll_all()
         if self._runs.next_read() <= now:
             room = sum(each.free for each in open_ones)
-            yield from self._claims.reads.read(self._runs.to_read(now, room), room)
+            yield from self._claims.read(self._runs.to_read(now, room), room)
             return True
         is_time = now >= max(min(each.poll_at for each in open_ones), self._throttle.next_poll())
         hot = any(len(each.offers) for each in open_ones)
@@ -143,7 +139,7 @@ class Claimer:
         if len(events) < SMALL_CLAIM and not any(len(each.offers) for each in open_ones):
             self._throttle.count()
         try:
-            yield from self._claims.claim_hot(events)
+            yield from self._claims.claim_rows(self._claims.of(ids=[*events]), events)
         except BaseException:
             self._wakeup.want_poll()  # the offers are gone, but the table has them
             raise

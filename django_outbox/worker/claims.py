@@ -6,23 +6,23 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from math import ceil, inf
+from typing import Any
 
 from .. import doorbell
 from ..clocks import monotonic
-from ..conf import Settings
 from ..delivery.lease import Lease, Run, lease_from_row, row_run
 from ..delivery.route import dead_after_rescues
 from ..events import Event
 from ..listeners.queues import expected_queue
+from ..models.pause_queryset import holding
 from ..queue_settings import parked_by
 from ..signals import announce, events_claimed
 from ..sql.values import EVENTS, STREAMS, Branch, Claim, Claimed, RescueState, Row, Table, Unclaimed
-from .coalescing import coalesce_and_complete
 from .effects import Steps, Wait, ask
-from .gate import Gate, note_claimed
-from .queues import Decisions
-from .releases import Releases
-from .rescues import report_rescues
+from .gate import Gate
+from .intake import coalesce_and_complete, report_rescues
+from .leases import Releases
+from .pauses import KnownPauses
 from .runs import Threads
 from .stream_reads import MAX_EVENTS, StreamReads
 
@@ -38,52 +38,28 @@ class Claims:
     def __init__(
         self,
         *,
-        settings: Settings,
         releases: Releases,
-        reads: StreamReads,
         pools: Threads,
-        decisions: Decisions,
+        known_pauses: KnownPauses,
         gates: Mapping[str, Gate],
         at: datetime | None = None,
     ) -> None:
-        """``at`` is used instead of the database's now, by ``drain()``."""
-        self._settings, self.reads, self._pools = settings, reads, pools
-        self._alias, self._me = releases.alias, releases.me
+        """``at`` is used instead of the database's now, by ``drain()``, which has no ``gates``."""
+        self._pools, self._gates, self._at = pools, gates, at
+        self._alias, self._me, self._settings = releases.alias, releases.me, releases.settings
         self._held, self._runs, self._releases = releases.held, releases.runs, releases
-        self._decisions, self._gates, self._at = decisions, gates, at
-        self._several = len(settings.queues) > 1  # otherwise, all events belong to default
+        self.reads = StreamReads(self._runs, pools=pools, known_pauses=known_pauses, at=at)
+        self._several = len(self._settings.queues) > 1  # otherwise, all events belong to default
         self._events_per_stream = 2  # events that a stream is expected to bring
 
-    def of(
-        self,
-        branches: Sequence[Branch],
-        *,
-        table: Table = EVENTS,
-        exclude: Sequence[str] = (),
-        state: RescueState = RescueState.ORDINARY,
-        skip_recent: float = 0.0,
-    ) -> Claim:
-        """Return a claim of what is due in a table."""
-        return Claim(
-            me=self._me,
-            lease=self._held.lease,
-            table=table,
-            branches=branches,
-            at=self._at,
-            exclude=exclude,
-            state=state,
-            skip_recent=skip_recent,
-        )
+    def of(self, branches: Sequence[Branch] = (), **which: Any) -> Claim:
+        """Return a claim by this worker of what is due."""
+        return Claim(me=self._me, lease=self._held.lease, at=self._at, branches=branches, **which)
 
     # -- rows ------------------------------------------------------------------------------------
 
-    def claim_hot(self, events: Mapping[str, Event]) -> Steps[Claimed]:
-        """Claim rows that this process offered, by id; their events are in memory."""
-        claim = Claim(me=self._me, lease=self._held.lease, ids=[*events])
-        return self.claim_rows(claim, events)
-
     def claim_rows(self, claim: Claim, hot: Mapping[str, Event] | None = None) -> Steps[Claimed]:
-        """Claim rows; ``hot`` has the events that this process offered, by id."""
+        """Claim rows; ``hot`` has the events that this process offered, by id, in memory."""
         deadline, by_id = self._held.deadline(monotonic()), hot or {}
         self._held.begin_claim()
         found: Claimed = yield ask("claim", claim)
@@ -110,7 +86,7 @@ class Claims:
             if self._several or may_be_paused:  # some have a listener only now
                 leases = yield from self._placed(leases)
         new = self._held.add_rows(leases)
-        note_claimed(self._gates, new)
+        self._pools.claimed(new)
         if rescued := [each for each in new if each.rescued]:
             yield partial(report_rescues, leases=rescued)
         source = "cold" if hot is None else "hot"
@@ -133,7 +109,7 @@ class Claims:
         if lease.rescues < self._settings.MAX_RESCUES:
             return False
         lease.decided = True
-        self._decisions.put((lease, dead_after_rescues(lease.rescues)))
+        self._pools.settle((lease, dead_after_rescues(lease.rescues)))
         return True
 
     def _placed(self, leases: list[Lease]) -> Steps[list[Lease]]:
@@ -147,7 +123,7 @@ class Claims:
         rooms: dict[str, float] = {each.name: each.free for each in self._gates.values()}
         for lease in leases:
             lease.queue = expected_queue(lease.listener, lease.run.queue)
-            pause = known.holding(lease.event_type, lease.listener, None)
+            pause = holding(known.pauses, lease.event_type, lease.listener, None)
             pause = parked_by(lease.run.queue) if pause is None else pause
             if pause is not None and lease.key is None and self._held.get(lease.id) is None:
                 paused[lease.id] = pause
@@ -227,7 +203,7 @@ class Claims:
         if not excluded:  # else the next claim must find what was
             for queue in rooms.keys() & gates.keys():
                 gates[queue].polled(STREAMS, found.found(queue))
-        count = yield from self.reads.read(new, max(rooms.values(), default=0))
+        count = yield from self.read(new, max(rooms.values()))
         if new:
             self._events_per_stream = min(2 * ceil(count / len(new)) or 1, MAX_EVENTS)
         return count, {queue for queue, each in found.queues.items() if each.more}
@@ -240,7 +216,16 @@ class Claims:
         if table is EVENTS:
             return len((yield from self.claim_rows(claim)).rows)
         _, new = yield from self._lease_streams(claim, alone=MAX_EVENTS)
-        return (yield from self.reads.read(new, 1))
+        return (yield from self.read(new, 1))
+
+    def read(self, runs: Sequence[Run], room: int) -> Steps[int]:
+        """Read streams, and release those of which nothing is to run; return the events."""
+        if not runs:
+            return 0
+        count = yield from self.reads.read(runs, room)
+        yield from self._runs.release_ended()
+        announce(events_claimed, sender=self._alias, count=count, source="cold")
+        return count
 
     def _excluded(self) -> list[str]:
         return [*self.reads.exclude, *self._runs.excluded(monotonic())]

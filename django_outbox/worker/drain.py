@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import closing, contextmanager
+import time
+from collections import defaultdict, deque
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import closing
 from datetime import datetime
 from functools import partial
 from math import inf
-from typing import Any
 
 from django.db import connections, router
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..clocks import monotonic
-from ..conf import Settings, current
+from ..conf import current
 from ..delivery.call import Call
 from ..delivery.delivery import Delivery
 from ..delivery.drivers import drive
@@ -28,29 +28,27 @@ from ..listeners.queues import batch_room
 from ..models import OutboxEvent
 from ..models.pause_queryset import bring_home
 from ..sql import dialect_of, engine_connection, is_in_memory
+from ..sql.halving import answers
 from ..sql.values import EVENTS, STREAMS, Branch, RescueState
 from .claims import Claims
-from .connection_cleanup import tidy
+from .connection_cleanup import Savepoint, tidy
 from .deliveries import Deliveries
-from .drain_settles import GATHER_COUNT, DrainSettles
 from .effects import perform
+from .engine import new_owner, served
 from .heartbeat import renew
 from .held import SAFE_PART, Held
+from .leases import Releases
 from .pauses import KnownPauses, end_pauses
-from .queues import Decisions
+from .polling import Wakeup
 from .ready import Lane, Ready
-from .releases import Releases
 from .runs import Runs
-from .savepoint import Savepoint
-from .settle_log import Settled
-from .stream_reads import StreamReads
+from .settler import Settled, Settles, split_by_kind
 from .threads import Loop
-from .wakeup import Wakeup
-from .worker import new_owner, served
 
 logger = logging.getLogger("django_outbox")
 
-GATHER_TIME = 0.1  # seconds after which decisions are settled
+GATHER_COUNT, GATHER_TIME = 20, 0.1  # decisions, or seconds, after which they are settled
+RETRY_DELAYS = (0.1, 0.5, 2.0)  # seconds before each further try of a settle
 ESCAPING = (KeyboardInterrupt,)  # ends the run; anything else that a listener raises is a failure
 
 
@@ -87,11 +85,10 @@ def drain(
     return Drain(alias, at=at and as_utc(at), queues=only, inline=inline).run(limit)
 
 
-class Drain:
+class Drain(Settles):
     """Claims, delivers and settles in one thread, with the parts of a worker.
 
-    ``inline``: on the caller's connection, whose transaction keeps the leases; else on one of its
-    own, with a heartbeat.
+    ``inline``: on the caller's connection, where a transaction keeps the leases; else on its own.
     """
 
     probing = closed = False  # as a queue
@@ -100,43 +97,35 @@ class Drain:
     def __init__(
         self, alias: str, *, at: datetime | None, queues: frozenset[str] | None, inline: bool
     ) -> None:
-        self._alias, self._at, self._only, self._inline = alias, at, queues, inline
-        self._settings: Settings = current()
-        self._me = new_owner()
-        self._held = Held(self._settings.LEASE, safe_part=inf if inline else SAFE_PART)
+        settings = current()
+        held = Held(settings.LEASE, safe_part=inf if inline else SAFE_PART)
+        runs = Runs(me=new_owner(), settings=settings, held=held, pools=self, wakeup=Wakeup())
+        releases = Releases(alias=alias, runs=runs)
+        super().__init__(releases)
+        self._at, self._only, self._inline = at, queues, inline
         self._connection: BaseDatabaseWrapper = connections[alias]  # of claims and settles
         self._in_use = [  # with open transactions of the caller, which must not be closed
             each for each in connections.all(initialized_only=True) if each.in_atomic_block
         ]
-        self.known_pauses, self._unrun = KnownPauses(), Decisions()
-        self.ready = Ready()
-        wakeup = Wakeup()
-        self._runs = Runs(settings=self._settings, held=self._held, pools=self, wakeup=wakeup)
-        self._releases = Releases(
-            alias=alias, me=self._me, held=self._held, runs=self._runs, wakeup=wakeup
+        self.ready, self.known_pauses = Ready(), KnownPauses()
+        self._claims = Claims(
+            releases=releases, pools=self, known_pauses=self.known_pauses, gates={}, at=at
         )
-        parts: dict[str, Any] = {
-            "settings": self._settings,
-            "releases": self._releases,
-            "pools": self,
-            "decisions": self._unrun,
-            "at": at,
-        }
-        self._reads = StreamReads(known_pauses=self.known_pauses, **parts)
-        self._claims = Claims(reads=self._reads, gates={}, **parts)
-        self._deliveries = Deliveries(
-            alias=alias, queue=self, settles=self, held=self._held, runs=self._runs
-        )
+        self._reads = self._claims.reads
+        self._deliveries = Deliveries(alias=alias, queue=self, settles=self, held=held, runs=runs)
         self._queues: list[str] = []  # of the claims, in their order
         self._delivery: Delivery  # the last one
         self._savepoint: Savepoint  # around it, in the caller's transaction
         self._followers: list[Lease] = []  # events behind those delivered, which may run at once
-        self._decided: Settled = []  # to be settled
-        self._count = 0  # deliveries so far
-        self._progress = 0  # decisions so far, those of paused events among them
-        self._settles = DrainSettles(
-            alias=alias, me=self._me, settings=self._settings, streams=self._reads.exclude
-        )
+        # Deliveries so far, and decisions, those of paused events among them.
+        self._count = self._progress = 0
+        # What is not claimed again: ids of events, and queues whose broker is away.
+        self._left, self._away = list[str](), set[str]()
+        self._horizon = inf  # seconds from the database's now to ``at``
+        self._delays = defaultdict[str, float](float)  # seconds, of each event so far
+        self._accepts = False  # the database has accepted a decision
+        self._refused = 0  # decisions that were refused while none had been accepted
+        self._error: Exception | None = None  # by which
 
     def run(self, limit: int | None) -> int:
         """Deliver until nothing is due; return how many deliveries there were."""
@@ -144,30 +133,18 @@ class Drain:
         if self._inline:
             self._deliver_all(most, chunk=max(map(batch_room, self._settings.queues)))
         else:
-            own = engine_connection(self._alias, lock_wait=self._settings.LOCK_WAIT)
-            with self._heartbeat(), closing(own) as self._connection:
+            step, lock_wait = partial(renew, self._releases), self._settings.LOCK_WAIT
+            name = f"outbox-{self._alias}-drain-heartbeat"
+            heartbeat = Loop(name, step, alias=self._alias, lock_wait=lock_wait)
+            own = engine_connection(self._alias, lock_wait=lock_wait)
+            with heartbeat, closing(own) as self._connection:
                 self._deliver_all(most, chunk=self._settings.POLL_BATCH_SIZE)
         return self._count
-
-    @contextmanager
-    def _heartbeat(self) -> Iterator[None]:
-        loop = Loop(
-            f"outbox-{self._alias}-drain-heartbeat",
-            partial(renew, self._releases),
-            alias=self._alias,
-            lock_wait=self._settings.LOCK_WAIT,
-        )
-        loop.start()
-        try:
-            yield
-        finally:
-            loop.stop()
-            loop.join()
 
     def _deliver_all(self, limit: float, *, chunk: int) -> None:
         connection, known = self._connection, self._settings.queues
         if self._at is not None:
-            self._settles.horizon = (self._at - dialect_of(connection).clock()).total_seconds()
+            self._horizon = (self._at - dialect_of(connection).clock()).total_seconds()
         others = dialect_of(connection).other_queues(known=[*known])
         for pause in dialect_of(connection).stranded():
             deque(bring_home(connection, pause), maxlen=0)
@@ -182,21 +159,16 @@ class Drain:
                         self._work(self._count + room)
                 if self._progress + self._reads.routed > before:  # a suspect comes last, alone
                     break
-        self._settles.check()
-
-    # -- claims ----------------------------------------------------------------------------------
+        if self._error is not None and not self._accepts:
+            raise self._error
 
     def accepts(self, queue: str) -> bool:
         """Return whether events of this queue may be started here."""
-        served_here = self._only is None or queue in self._only
-        return (
-            served_here
-            and queue not in self.known_pauses.closed
-            and queue not in self._settles.away
-        )
+        left = self.known_pauses.closed | self._away
+        return queue not in left and (self._only is None or queue in self._only)
 
-    def _open_queues(self) -> list[str]:
-        return [each for each in self._queues if self.accepts(each)]
+    def claimed(self, leases: Sequence[Lease]) -> None:
+        """Note events that were claimed: as many as there are."""
 
     def _claim_rows(self, room: int, state: RescueState) -> None:
         """Claim due events of one state from the first queue that has some."""
@@ -205,46 +177,42 @@ class Drain:
             end_pauses(self._alias)
             self.known_pauses.read(self._connection)
         most_bytes = self._settings.PREFETCH_BYTES // 2
-        for queue in self._open_queues():
+        for queue in filter(self.accepts, self._queues):
             branch = Branch(queue, room, most_bytes=most_bytes)
-            claim = self._claims.of([branch], exclude=self._settles.events, state=state)
+            claim = self._claims.of([branch], exclude=self._left, state=state)
             # What was found may all have been passed on, parked or coalesced.
             while perform(self._connection, self._claims.claim_rows(claim)).rows:
-                if len(self.ready) or len(self._unrun):
+                if len(self.ready) or self._unsettled:
                     return
 
     def _claim_streams(self, room: int, state: RescueState) -> None:
         """Claim until there is something to deliver, or until only paused streams are left."""
-        queues, claims = self._open_queues(), self._claims
+        claims, before = self._claims, -1
         if state is RescueState.SUSPECT:
+            queues = filter(self.accepts, self._queues)
             any(perform(self._connection, claims.claim_suspect(STREAMS, each)) for each in queues)
             return
-        brought, before, more = 0, -1, bool(queues)
-        while more and not brought and self._reads.parked > before:
-            before, rooms = self._reads.parked, dict.fromkeys(self._open_queues(), room)
-            steps = claims.claim_streams(rooms, scan=True)
-            brought, left = perform(self._connection, steps)
-            more = bool(left)
-
-    # -- deliveries ------------------------------------------------------------------------------
+        while self._reads.parked > before:
+            before = self._reads.parked
+            if not (rooms := dict.fromkeys(filter(self.accepts, self._queues), room)):
+                break
+            brought, more = perform(self._connection, claims.claim_streams(rooms, scan=True))
+            if brought or not more:
+                break
 
     def _work(self, most: int) -> None:
         """Deliver what was claimed, until there were ``most`` deliveries; release the rest."""
         since, followers = monotonic(), self._followers
-        for each in self._unrun.take_all(len(self._unrun)):
-            self.settle(each)
         try:
             while True:
-                found: Lease | Lane | None = None
-                if self._count < most:
-                    found = followers.pop() if followers else self._next()
+                found = self._next() if self._count < most else None
                 if found is not None:
                     self._deliver(found, most - self._count)
                     self._deliveries.put_all_but_one(followers)
-                elif not self._decided:
+                elif not self._unsettled:
                     break
                 is_time = monotonic() - since > GATHER_TIME
-                if found is None or is_time or len(self._decided) >= GATHER_COUNT:
+                if found is None or is_time or len(self._unsettled) >= GATHER_COUNT:
                     self._settle()
                     since = monotonic()
         finally:
@@ -253,11 +221,11 @@ class Drain:
             self._release()
 
     def _next(self) -> Lease | Lane | None:
+        if self._followers:
+            return self._followers.pop()
         if not len(self.ready) and (runs := self._runs.to_read(monotonic(), GATHER_COUNT)):
-            perform(self._connection, self._reads.read(runs, GATHER_COUNT))
-        found = self.ready.take_now()
-        assert not isinstance(found, Delivery)
-        return found
+            perform(self._connection, self._claims.read(runs, GATHER_COUNT))
+        return self.ready.take_now()  # type: ignore[return-value]  # no delivery is put back here
 
     def _deliver(self, found: Lease | Lane, room: int) -> None:
         leases = [found] if isinstance(found, Lease) else self._deliveries.take(found, room)
@@ -304,21 +272,63 @@ class Drain:
         """Queue events, which this thread delivers."""
         self.ready.put(*leases)
 
-    # -- settles ---------------------------------------------------------------------------------
+    def settle(self, decided: tuple[Lease, Decision], /) -> None:
+        """Have a decision settled, with others; leave alone what is not to run again.
 
-    def settle(self, decided: tuple[Lease, Decision]) -> None:
-        """Have a decision settled, with others."""
-        self._decided.append(decided)
+        That is an event which is due at once, paused, or due beyond the horizon. After an outage it
+        is the whole queue: its events are due again before the run has ended.
+        """
+        self._unsettled.append(decided)
         lease, decision = decided
         self._progress += 1
         self._count += decision is not PAUSED
-        self._settles.leave_delayed(lease, decision)
+        if decision.unavailable:
+            self._away.add(lease.queue)
+        if decision.delay is not None:
+            self._delays[lease.id] += decision.delay
+            is_late = self._delays[lease.id] > self._horizon
+            if decision.delay == 0 or is_late or decision is PAUSED:
+                self._leave([lease])
+
+    def _leave(self, leases: Iterable[Lease]) -> None:
+        for each in leases:
+            left = self._left if each.stream is None else self._reads.exclude
+            left.append(each.stream or each.id)
 
     def _settle(self) -> None:
-        decided, self._decided = self._decided, []
-        self._settles.settle(self._connection, decided)
-        self._runs.settled(decided)
-        perform(self._connection, self._releases.release_ended())
+        """Write decisions; retry after errors, so that the events need not run again."""
+        pauses = iter(RETRY_DELAYS)
+        while self._unsettled:
+            part = split_by_kind(self._unsettled)[0]
+            try:
+                self._write(part, self._connection)
+            except Exception as error:
+                pause = next(pauses, None)
+                if pause is not None and not self._connection.in_atomic_block:
+                    time.sleep(pause)
+                    continue
+                # A few are left, in the hope that others are accepted.
+                part, pauses = split_by_kind(self._unsettled)[0], iter(RETRY_DELAYS)
+                self._error, self._refused = error, self._refused + len(part)
+                waits = dialect_of(self._connection).is_lock_wait(error)
+                if self._refused > GATHER_COUNT or waits or not answers(self._connection):
+                    self._unsettled = []  # they stay leased
+                    raise
+                self._leave_refused(part, error)
+        perform(self._connection, self._runs.release_ended())
+
+    def _finish(self, part: Settled) -> None:
+        self._accepts = True
+        super()._finish(part)
+
+    def _set_aside(self, rows: Settled, error: Exception) -> None:
+        if not self._accepts:
+            raise error
+        self._leave_refused(rows, error)
+
+    def _leave_refused(self, rows: Settled, error: Exception) -> None:
+        super()._set_aside(rows, error)
+        self._leave(lease for lease, _ in rows)
 
     def _release(self) -> None:
         """Release what was not started; leave leased what the database refuses to settle."""

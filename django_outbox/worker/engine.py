@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
+import os
+import secrets
+import socket
 from collections.abc import Collection
-from typing import Any
 
 from ..conf import Settings
 from ..queue_settings import DEFAULT_QUEUE
 from .claimer import Claimer
 from .claims import Claims
 from .connection_cleanup import BrokenSessions
-from .gate import Gate
-from .gates import Gates
+from .gate import Gate, Gates
 from .heartbeat import Heartbeat
 from .held import Held
-from .housekeeper import Housekeeper
-from .named_lease import ActiveLease
+from .housekeeper import Housekeeper, Purger
+from .leases import ActiveLease, Releases
 from .pauses import KnownPauses
-from .purger import Purger
+from .polling import Wakeup
 from .quarantine import Quarantine
-from .queues import Decisions
-from .releases import Releases
+from .ready import Decisions
 from .runs import Runs
 from .settler import Settler
 from .statistics import Statistics
-from .stream_reads import StreamReads
-from .wakeup import Wakeup
-from .worker_row import WorkerRow
 
 
 class Engine:
@@ -50,28 +47,15 @@ class Engine:
         self.held, self.decisions, self.wakeup = Held(settings.LEASE), Decisions(), Wakeup()
         self.sessions, self._known_pauses = BrokenSessions(), KnownPauses()
         self.gates = self._make_gates()
-        self.runs = Runs(settings=settings, held=self.held, pools=self.gates, wakeup=self.wakeup)
-        self.releases = Releases(
-            alias=alias, me=me, held=self.held, runs=self.runs, wakeup=self.wakeup
+        self.runs = Runs(
+            me=me, settings=settings, held=self.held, pools=self.gates, wakeup=self.wakeup
         )
-        statistics = Statistics(me)
+        self.releases = Releases(alias=alias, runs=self.runs)
+        gates, releases, statistics = self.gates, self.releases, Statistics(me)
         self.settler = Settler(
-            settings=settings,
-            decisions=self.decisions,
-            wakeup=self.wakeup,
-            gates=self.gates,
-            releases=self.releases,
-            statistics=statistics,
-            sessions=self.sessions,
+            gates=gates, releases=releases, statistics=statistics, sessions=self.sessions
         )
-        self.heartbeat = Heartbeat(
-            releases=self.releases,
-            row=WorkerRow(
-                releases=self.releases, wakeup=self.wakeup, mode=settings.MODE, queues=queues
-            ),
-            statistics=statistics,
-            gates=self.gates,
-        )
+        self.heartbeat = Heartbeat(releases=releases, statistics=statistics, gates=gates)
         self.active: ActiveLease | None = None
         if settings.MODE == "single_node":
             self.active = ActiveLease(me=me, lease=settings.LEASE, poll=settings.POLL_INTERVAL)
@@ -108,30 +92,39 @@ class Engine:
         return Gates(gates, decisions=self.decisions, wakeup=self.wakeup)
 
     def _make_claimer(self) -> Claimer:
-        parts: dict[str, Any] = {
-            "settings": self.settings,
-            "releases": self.releases,
-            "pools": self.gates,
-            "decisions": self.decisions,
-        }
-        reads = StreamReads(known_pauses=self._known_pauses, gates=self.gates.by_queue, **parts)
-        claims = Claims(reads=reads, gates=self.gates.by_queue, **parts)
+        gates, releases = self.gates, self.releases
+        claims = Claims(
+            releases=releases, pools=gates, known_pauses=self._known_pauses, gates=gates.by_queue
+        )
+        quarantine = Quarantine(
+            gates=gates, claims=claims, releases=releases, settled=lambda: self.settler.settled
+        )
         return Claimer(
-            settings=self.settings,
-            gates=self.gates,
+            gates=gates,
             claims=claims,
-            releases=self.releases,
-            quarantine=Quarantine(
-                gates=self.gates,
-                claims=claims,
-                releases=self.releases,
-                wakeup=self.wakeup,
-                settled=lambda: self.settler.settled,
-            ),
-            known_pauses=self._known_pauses,
-            wakeup=self.wakeup,
+            releases=releases,
+            quarantine=quarantine,
             may_claim=self._may_claim,
         )
 
     def _may_claim(self) -> bool:
         return not self.is_spent and (self.active is None or self.active.leader.holds)
+
+
+def served(queues: Collection[str] | None, settings: Settings) -> frozenset[str]:
+    """Return the queues to serve; None: all. Raises ``ValueError`` for an unknown one, or none."""
+    known = settings.queues
+    if queues is None:
+        return frozenset(known)
+    unknown = [each for each in queues if each not in known]
+    if unknown or not queues or isinstance(queues, str):
+        raise ValueError(
+            f"The queues to serve are {queues!r}; expected some of {', '.join(known)}, which are "
+            'those in OUTBOX["QUEUES"].'
+        )
+    return frozenset(queues)
+
+
+def new_owner() -> str:
+    """Return a name that no other process start has: it is the fence of every settle."""
+    return f"{socket.gethostname()[:80]}-{os.getpid()}-{secrets.token_hex(6)}"

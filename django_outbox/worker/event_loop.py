@@ -1,36 +1,32 @@
-"""Runs ``async def`` listeners in an event loop, some of each queue at a time."""
+"""A thread with an event loop for ``async def`` listeners, and a watch that logs what blocks it."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine
+from contextlib import ExitStack, suppress
 from contextvars import Context, ContextVar
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from django.db import connections
 
-from ..clocks import monotonic
-from ..delivery.delivery import Delivery
-from ..delivery.drivers import adrive
 from ..delivery.lease import Lease
 from ..log import report_quietly
 from ..queue_settings import DEFAULT_QUEUE
-from .async_connections import DeliveryThread, Slots
-from .blocked_loop import BlockedLoopWatch
-from .deliveries import Deliveries
-from .gate import Gate
 from .held import Held
-from .ready import Lane
-from .settle_log import log_failed
 from .threads import thread_name
 
 logger = logging.getLogger("django_outbox")
 
 LEFT_TIME = 1.0  # seconds that tasks which listeners left get to end, once they are cancelled
+WARN_AFTER = 1.0  # seconds
+# Seconds between two checks; after more, the whole process may have been stopped.
+PROCESS_STOPPED_AFTER = 1.0
 
 # What the current task delivers; inherited by the tasks that a listener creates.
 CURRENT_LEASE: ContextVar[Lease] = ContextVar("django_outbox_current_lease")
@@ -46,7 +42,7 @@ class EventLoop:
         self._lock = held.lock
         self._loop: asyncio.AbstractEventLoop  # created by call(), closed by the thread
         self.running: dict[asyncio.Task[None], Lease] = {}  # for the loop's thread
-        self._connections: list[Slots] = []  # of the queues
+        self.at_end = ExitStack()  # what is to be called when it has ended
         self._tasks: WeakKeyDictionary[asyncio.Task[Any], Lease] = WeakKeyDictionary()
         self.stopping = False
         self._thread = threading.Thread(
@@ -55,11 +51,6 @@ class EventLoop:
         self._watch = BlockedLoopWatch(
             self._thread.name, stuck_after=stuck_after, lease_of=self._lease_of
         )
-
-    def slots(self, number: int) -> Slots:
-        """Return places for connections, which are closed when the loop ends."""
-        self._connections.append(Slots(number))
-        return self._connections[-1]
 
     def call(self, act: Callable[[], None]) -> None:
         """Have the loop call ``act``; start its thread if need be, but not during a stop."""
@@ -109,8 +100,7 @@ class EventLoop:
         finished = not self.running
         self._loop.call_soon_threadsafe(self._cancel)
         self._thread.join(1)
-        for slots in self._connections:
-            slots.close()
+        self.at_end.close()
         return finished
 
     def dead_reason(self, longest: float) -> str | None:
@@ -168,89 +158,85 @@ class EventLoop:
         ending.add_done_callback(lambda _: self._loop.stop())
 
 
-class AsyncDeliveries:
-    """Delivers events of a queue on the worker's event loop, ``ASYNC_CONCURRENCY`` at a time.
+class BlockedLoopWatch:
+    """Schedules a callback on the loop at intervals, and logs when it does not run.
 
-    Any thread may call ``put``; all else belongs to the loop's thread.
+    Its clock stops while the machine is suspended, because nothing can run then.
     """
 
-    def __init__(self, *, loop: EventLoop, gate: Gate, deliveries: Deliveries) -> None:
-        self._loop, self._gate, self._deliveries = loop, gate, deliveries
-        self._held, self._free = deliveries.held, gate.settings.ASYNC_CONCURRENCY
-        self._connections = loop.slots(gate.settings.ASYNC_CONNECTIONS)
-        self._waiting = gate.ready.awaited
+    def __init__(
+        self,
+        name: str,
+        *,
+        stuck_after: float,
+        lease_of: Callable[[asyncio.Task[object]], Lease | None],
+    ) -> None:
+        self._name = name
+        self._stuck_after = stuck_after  # seconds
+        self._lease_of = lease_of  # returns the lease that a task works for
+        self._scheduled_at = self._checked_at = time.monotonic()  # set only by the watching thread
+        self._cpu_time = time.process_time()
+        self._ran_at: float | None = self._scheduled_at  # by the loop's thread; None: not yet
+        self._reported = self._is_stuck = False  # of this blockage; set only by the watching thread
 
-    def put(self, found: Lease | Lane) -> None:
-        """Queue a lease, or the next batch of a lane, which grows until it has a place."""
-        self._waiting.append(found)
-        self._loop.call(self._fill)
-
-    def _fill(self) -> None:
-        while self._waiting and self._free > 0 and not self._loop.stopping:
-            found = self._waiting.popleft()
-            leases = [found] if isinstance(found, Lease) else self._deliveries.take(found)
-            if leases:  # a full lane is queued a second time
-                task = self._loop.create(self._deliver(leases), leases[0])
-                task.add_done_callback(self._finished)
-                self._free -= 1
-        self._gate.made_room()  # what waits here takes room from the next claim
-
-    def _finished(self, task: asyncio.Task[None]) -> None:
-        lease = self._loop.running.pop(task)
-        self._free += 1
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log_failed(lease, error)
-        self._fill()
-
-    async def _deliver(self, leases: list[Lease]) -> None:
-        for each in leases:
-            if self._gate.closed:
-                self._gate.turn_away(each)
-            if not each.turned_away:
-                await self._wait_current(each)
-        if self._loop.stopping or not (started := self._held.start(leases)):
+    def check(self, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
+        """Check whether the last callback ran; if so, schedule the next."""
+        now = time.monotonic()
+        used, self._cpu_time = self._cpu_time, time.process_time()
+        gap, self._checked_at = now - self._checked_at, now
+        if self._ran_at is None:
+            # A long gap with little CPU time: the process was stopped, which does not count.
+            # Otherwise a call held Python's global lock, which stops this thread, too.
+            if gap > PROCESS_STOPPED_AFTER and self._cpu_time - used < gap / 2:
+                self._scheduled_at += gap
+            self._report(now - self._scheduled_at, loop, thread)
             return
-        delivery = self._deliveries.of(started)
-        self._loop.note(delivery.lead)
-        try:
-            async with DeliveryThread(
-                self._connections, delivery.lead, alias=self._deliveries.alias
-            ) as thread:
-                await self._perform(delivery, thread)
-        except asyncio.CancelledError:
-            if delivery.left:
-                self._hand_back(delivery)
-                raise
-        except BaseException:  # while the interpreter exits, no thread can be used
-            if delivery.left:
-                raise
-        finally:
-            self._deliveries.end(delivery)
+        if self._reported:
+            logger.warning("event loop runs again seconds=%.1f", self._ran_at - self._scheduled_at)
+        self._reported = self._is_stuck = False
+        self._scheduled_at, self._ran_at = now, None
+        with suppress(RuntimeError):  # closed
+            loop.call_soon_threadsafe(self._note_run)
 
-    async def _perform(self, delivery: Delivery, thread: DeliveryThread) -> None:
-        async def tidy() -> bool:
-            await thread.close_connections()
-            return self._held.is_current(delivery.lead) and not self._loop.stopping
+    @property
+    def unready_reason(self) -> str | None:
+        """Return a reason if the loop has been blocked for ``stuck_after`` seconds."""
+        seconds = self._checked_at - self._scheduled_at
+        return f"{self._name} has been blocked for {seconds:.0f} s" if self._is_stuck else None
 
-        def pass_on() -> None:
-            self._deliveries.put(self._deliveries.pass_on(delivery))
+    def _note_run(self) -> None:
+        self._ran_at = time.monotonic()
 
-        await adrive(delivery.steps(), tidy=tidy, pass_on=pass_on)
+    def _report(
+        self, seconds: float, loop: asyncio.AbstractEventLoop, thread: threading.Thread
+    ) -> None:
+        if self._is_stuck or seconds < min(WARN_AFTER, self._stuck_after):
+            return
+        if seconds >= self._stuck_after:
+            self._reported = self._is_stuck = True
+            logger.error(
+                "event loop stuck seconds=%.1f event_id=%s event_type=%s listener=%r task=%r at=%s",
+                seconds,
+                *self._blocking_call(loop, thread),
+            )
+        elif not self._reported:
+            self._reported = True
+            logger.warning(
+                "event loop blocked "
+                "seconds=%.1f event_id=%s event_type=%s listener=%r task=%r at=%s",
+                seconds,
+                *self._blocking_call(loop, thread),
+            )
 
-    def _hand_back(self, delivery: Delivery) -> None:
-        """Let the events of a cancelled delivery be released that are not decided."""
-        lease = delivery.lead
-        logger.warning(
-            "listener cancelled, event handed back "
-            "event_id=%s event_type=%s listener=%r seconds=%.1f",
-            *lease.named,
-            monotonic() - lease.started_at,
+    def _blocking_call(
+        self, loop: asyncio.AbstractEventLoop, thread: threading.Thread
+    ) -> tuple[object, ...]:
+        """Return event id, event type, listener, task and place; without a task only the place."""
+        task = asyncio.current_task(loop)
+        lease = task and self._lease_of(task)
+        frame = sys._current_frames().get(thread.ident or 0)
+        return (
+            *(lease.named if lease else (None, None, None)),
+            task and task.get_name(),
+            frame and f"{frame.f_code.co_filename}:{frame.f_lineno}",
         )
-        delivery.leave()
-
-    async def _wait_current(self, lease: Lease) -> None:
-        """Wait until the lease is renewed, if need be, or lost."""
-        while not self._loop.stopping and not self._held.is_current(lease):
-            if not self._held.has(lease):
-                return
-            await asyncio.sleep(0.05)

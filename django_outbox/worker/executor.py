@@ -19,7 +19,7 @@ from .connection_cleanup import BrokenSessions, ConnectionCleanup
 from .deliveries import Deliveries
 from .gate import Gate
 from .ready import Lane
-from .settle_log import log_failed
+from .settler import log_failed
 from .threads import thread_name
 
 logger = logging.getLogger("django_outbox")

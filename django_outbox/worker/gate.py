@@ -1,23 +1,22 @@
-"""The gate of a queue: whether, how many and when of its events a worker may claim."""
+"""Gates, one for each queue: whether, how many and when of its events a worker may claim."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import inf
 
+from ..clocks import monotonic
 from ..conf import CENTURY, Settings
 from ..delivery.lease import Lease, Run
 from ..delivery.route import is_async
-from ..listeners.queues import batch_room, has_only_batches
+from ..events import Event
+from ..listeners.queues import batch_room, has_only_batches, routes_of_new, row_id
 from ..queue_settings import QueueSettings
 from ..sql.values import EVENTS, STREAMS, Branch, Found, Table
-from .breaker import Breaker
 from .held import Held
-from .pauses import READ_INTERVAL, KnownPauses
-from .queues import Offers
-from .ready import Ready
-from .throttle import TokenBucket, Watermark
-from .wakeup import Wakeup
+from .pauses import READ_INTERVAL, Breaker, KnownPauses
+from .polling import TokenBucket, Wakeup, Watermark
+from .ready import Decisions, Offer, Offers, Ready
 
 SHRINK_ABOVE = 1.0  # seconds from the claim to the start; what waits longer was claimed too early
 # Seconds; after shorter waits the limit doubles. Twice as many events wait twice as long, and idle
@@ -57,12 +56,7 @@ class Gate:
         """``most_bytes``: the queue's share of the payload text that may be in memory."""
         self.name, self.settings = queue.name, queue
         self.breaker = Breaker(
-            queue.name,
-            queue.BREAKER,
-            alias=alias,
-            held=held,
-            known_pauses=known_pauses,
-            wakeup=wakeup,
+            queue, alias=alias, held=held, known_pauses=known_pauses, wakeup=wakeup
         )
         self.rate = TokenBucket(queue.RATE) if queue.RATE else None
         self.ready = Ready(on_idle=self.made_room)
@@ -85,9 +79,9 @@ class Gate:
         self._release_at = self._rate_at = 0.0  # monotonic; not before
         self._size = self._min_size  # events that may wait for a thread
         self._mean_payload = ASSUMED_PAYLOAD  # bytes
-        # Events that the event loop had no place for, and since when (monotonic) each was due. This
-        # worker leaves them to others for as long as its loop is full.
-        self._excluded: dict[str, float] = {}
+        # By id, since when (monotonic) events were due that the event loop had no place for. Claims
+        # leave them to other workers for as long as the loop is full.
+        self.excluded: dict[str, float] = {}
         self._was_closed = False
 
     # -- for any thread --------------------------------------------------------------------------
@@ -153,9 +147,9 @@ class Gate:
         take no room from the threads: a blocked loop must not stop them.
         """
         waiting, for_loop, load = len(self.ready), self.ready.waiting_for_loop, self._load
-        if self._excluded and not for_loop:
-            self._marks[EVENTS].lower(now - min(self._excluded.values()))
-            self._excluded.clear()
+        if self.excluded and not for_loop:
+            self._marks[EVENTS].lower(now - min(self.excluded.values()))
+            self.excluded.clear()
         self._resize()
         in_flight = self.settings.WORKERS + self.settings.ASYNC_CONCURRENCY
         room = min(
@@ -239,11 +233,6 @@ class Gate:
 
     # -- claims and releases ---------------------------------------------------------------------
 
-    @property
-    def excluded(self) -> list[str]:
-        """The ids of events that a claim leaves to other workers."""
-        return [*self._excluded]
-
     def branch(self, table: Table, limit: int, *, scan: bool) -> Branch:
         """Return what a claim takes of this queue, at most ``limit`` rows."""
         since = self._marks[table].begin_claim(scan=scan)
@@ -263,18 +252,14 @@ class Gate:
         if self.rate is not None:
             self.rate.spend(len(leases))
 
-    def waiting(self, before: float = inf) -> list[Run]:
-        """Return what has waited for a thread since ``before`` (monotonic)."""
-        return self._held.late(before, self.name)
-
     def to_release(self, now: float) -> list[Run]:
         """Return what other workers are to have: all while it is closed, or what waits too long."""
         if self.closed and not self.probing:
-            return self.waiting() if self._load.held else []
+            return self._held.late(inf, self.name) if self._load.held else []
         if now < self._release_at:
             return []
         self._release_at = now + RELEASE_INTERVAL
-        return self.waiting(now - MAX_THREAD_WAIT)
+        return self._held.late(now - MAX_THREAD_WAIT, self.name)
 
     def released(self, rows: Sequence[Lease], now: float) -> None:
         """Note that events were released unstarted; poll again as soon as a thread is free."""
@@ -282,13 +267,67 @@ class Gate:
             return
         if self.rate is not None:
             self.rate.spend(-len(rows))
-        if len(self._excluded) > MAX_EXCLUDED:
-            self._excluded.clear()
-        self._excluded |= {each.id: each.claimed_at - each.lag for each in rows if is_async(each)}
+        if len(self.excluded) > MAX_EXCLUDED:
+            self.excluded.clear()
+        self.excluded |= {each.id: each.claimed_at - each.lag for each in rows if is_async(each)}
         self.poll_soon(max(each.lag + now - each.claimed_at for each in rows))
 
 
-def note_claimed(gates: Mapping[str, Gate], leases: Sequence[Lease]) -> None:
-    """Note events that were claimed, and are to run here."""
-    for queue, gate in gates.items():
-        gate.claimed([each for each in leases if each.queue == queue])
+class Gates:
+    """The gates of a worker: what writers, threads and verbs know of its queues."""
+
+    def __init__(self, gates: Iterable[Gate], *, decisions: Decisions, wakeup: Wakeup) -> None:
+        self.by_queue = {each.name: each for each in gates}
+        self.decisions, self.wakeup = decisions, wakeup
+        self.settle = decisions.put  # has a decision settled
+        self.others = 0  # other live workers; set by the heartbeat
+
+    def __iter__(self) -> Iterator[Gate]:
+        return iter(self.by_queue.values())
+
+    def serves(self, queue: str) -> bool:
+        """Return whether this worker delivers events of the queue."""
+        return queue in self.by_queue
+
+    def offer(self, event: Event) -> bool:
+        """Take the rows of a committed event; return False if some are left out. Never raise."""
+        taken = True
+        for place, route in enumerate(routes_of_new(event)):
+            gate = self.by_queue.get(route.queue)
+            id_ = row_id(event.event_id, route.digest) if place else event.event_id
+            taken &= gate is not None and gate.offers.offer(Offer(id_, route.title, event))
+        return taken
+
+    def poll(self) -> None:
+        """Have the claimer poll the table, where an event is due now or later."""
+        self.wakeup.poll()
+
+    def close(self) -> None:
+        """Accept no more offers."""
+        for gate in self:
+            gate.offers.close()
+
+    def made_room(self) -> None:
+        """Report that events were settled; a claimer that waits for room goes on."""
+        for gate in self:
+            gate.made_room()
+
+    def start_soon(self) -> bool:
+        """Return whether events wait for threads that are not busy for long."""
+        now = monotonic()
+        return any(gate.starts_soon(now) for gate in self)
+
+    def accepts(self, queue: str) -> bool:
+        """Return whether this worker serves the queue, and may start events of it."""
+        gate = self.by_queue.get(queue)
+        return gate is not None and (gate.probing or not gate.closed)
+
+    def put(self, leases: Sequence[Lease]) -> None:
+        """Queue leases for the threads of their queues."""
+        for name in {each.queue for each in leases}:
+            self.by_queue[name].ready.put(*[each for each in leases if each.queue == name])
+
+    def claimed(self, leases: Sequence[Lease]) -> None:
+        """Note events that were claimed, and are to run here."""
+        for queue, gate in self.by_queue.items():
+            gate.claimed([each for each in leases if each.queue == queue])

@@ -7,25 +7,45 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from datetime import datetime, timedelta
 from functools import partial
 from math import inf
+from typing import Annotated, Any, Literal
 
+import msgspec
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..clocks import monotonic
+from ..conf import DAY
+from ..log import first_line
+from ..models import OutboxInbox, OutboxStatistics
 from ..models.pause_queryset import bring_home
+from ..models.purging import purge_events, scan_events, scan_streams
+from ..models.retention import Batch
 from ..queue_settings import DEFAULT_QUEUE
+from ..signals import announce, events_purged
+from ..sql.halving import answers
 from ..sql.values import EVENTS, STREAMS
 from .effects import Steps, ask, in_turn
+from .leases import Leader
 from .pauses import READ_INTERVAL, KnownPauses, end_pauses
-from .purger import Purger
-from .wakeup import Wakeup
+from .polling import Throttle, Wakeup
 
 logger = logging.getLogger("django_outbox")
 
 SEARCH_INTERVAL = 20.0  # seconds between searches for queues that are not configured
 BATCH = 500  # rows that are moved together
+
+# Seconds for one table in a step; after a pause of at most as long it continues. The housekeeper's
+# other work waits meanwhile, and so does a stop.
+MAX_RUN = 0.5
+SCAN_INTERVAL = DAY  # seconds from the start of a full scan to the start of the next
+SCAN_RATE = 1000  # rows that a full scan reads per second
+Instant = Annotated[datetime, msgspec.Meta(tz=True)]
+Batches = Iterator[int]  # of a purge, which executes their statements
+SCANS: dict[str, Callable[..., Batch | None]] = {"events": scan_events, "streams": scan_streams}
 
 
 class Housekeeper:
@@ -105,3 +125,167 @@ class Housekeeper:
 def _bring_home(pause: int, connection: BaseDatabaseWrapper) -> bool:
     """Move a batch of what is parked for a pause that is over; return whether there was one."""
     return next(bring_home(connection, pause), None) is not None
+
+
+class Progress(msgspec.Struct, omit_defaults=True):
+    """The progress of the purge, stored in its lease; times are by the database's clock."""
+
+    ran_at: Instant | None = None  # when the last finished run began
+    rest_until: Instant | None = None  # no run starts before
+    scanned_at: Instant | None = None  # when the last full scan began
+    # Table and key where the scan continues; None: it is finished.
+    scan: tuple[Literal["events", "streams"], str] | None = None
+
+    @classmethod
+    def of(cls, text: str | None) -> Progress:
+        """Parse stored progress; if it cannot be parsed, start anew."""
+        try:
+            return msgspec.json.decode(text or "{}", type=cls)
+        except (msgspec.MsgspecError, UnicodeError):
+            return cls()
+
+    def text(self) -> str:
+        return msgspec.json.encode(self).decode()
+
+    def run_in(self, now: datetime, interval: float) -> float:
+        """Return the seconds until the next run."""
+        if self.ran_at is None or self.ran_at > now:  # never, or the clock was wrong
+            return 0.0
+        rest = 0.0 if self.rest_until is None else (self.rest_until - now).total_seconds()
+        return max(interval - (now - self.ran_at).total_seconds(), rest, 0.0)
+
+    def scan_in(self, now: datetime, interval: float) -> float:
+        """Return the seconds until the next full scan, or the next part of one."""
+        if self.scan is not None or self.scanned_at is None or self.scanned_at > now:
+            return 0.0
+        return max(max(SCAN_INTERVAL, interval) - (now - self.scanned_at).total_seconds(), 0.0)
+
+
+class Purger:
+    """Makes one run every ``PURGE_INTERVAL`` and one slow full scan a day, in one of all workers.
+
+    A run that exceeds its time continues soon where it stopped, because the iterator over each
+    table is kept. A scan continues where any worker stopped.
+    """
+
+    def __init__(self, *, me: str, lease: float, interval: float) -> None:
+        """``interval``: seconds between two runs."""
+        self._interval, self._leader = interval, Leader(me=me, name="purge", lease=lease)
+        self._continue_after = min(MAX_RUN, interval, lease / 3)  # seconds; the lease is kept
+        self._progress = Progress()
+        self._began_at: datetime | None = None  # when the unfinished run began
+        self._unfinished: dict[str, Batches] = {}  # iterators that have begun, by what they purge
+        # While a snapshot is open, a run reads all rows that were deleted since it was taken.
+        self._throttle = Throttle()
+        self._deleted: Counter[str] = Counter()  # rows that are not reported yet
+
+    def step(self) -> Steps[float]:
+        """Purge what is due, unless another worker does; return the seconds to the next step."""
+        if not self._leader.holds:
+            self._unfinished, self._began_at = {}, None
+            if not (yield self._leader.take):
+                wait = min(self._leader.lease, self._interval)
+                return wait * random.uniform(1.0, 1.1)
+            self._progress = Progress.of((yield self._leader.state))
+        now, pause = (yield ask("clock")), 0.0
+        if self._unfinished or self._progress.run_in(now, self._interval) <= 0:
+            pause = yield from self._run(now)
+        elif self._progress.scan_in(now, self._interval) <= 0:
+            pause = yield from self._scan(now)
+        now = yield ask("clock")
+        wait = min(
+            self._progress.run_in(now, self._interval), self._progress.scan_in(now, self._interval)
+        )
+        if self._unfinished or wait <= 0:
+            yield from self._renew()
+            return pause
+        yield from self.close()
+        return wait
+
+    def close(self) -> Steps[None]:
+        """Let another worker continue."""
+        yield self._report
+        yield from self._leader.release(self._progress.text())
+
+    def _run(self, now: datetime) -> Steps[float]:
+        """Purge what has become old enough since the last run; return the pause in seconds."""
+        started, self._began_at = monotonic(), self._began_at or now
+        yield from in_turn(
+            self._purge("events", partial(_events, since=self._progress.ran_at)),
+            self._purge("received_messages", partial(_expired, OutboxInbox)),
+            self._purge_statistics(),
+        )  # after an error, the next run begins where this one began
+        if self._unfinished:
+            return self._continue_after
+        self._throttle.after(started)
+        rest = timedelta(seconds=max(self._throttle.until - monotonic(), 0.0))
+        self._progress.rest_until = (yield ask("clock")) + rest
+        self._progress.ran_at, self._began_at = self._began_at, None
+        return 0.0
+
+    def _purge(self, kind: str, begin: Callable[[BaseDatabaseWrapper], Batches]) -> Steps[None]:
+        batches = self._unfinished.pop(kind, None) or (yield begin)
+        until = monotonic() + MAX_RUN
+        while (count := (yield lambda connection: next(batches, None))) is not None:
+            self._deleted[kind] += count
+            if monotonic() > until:
+                self._unfinished[kind] = batches
+                break
+            yield from self._renew()
+
+    def _purge_statistics(self) -> Steps[None]:
+        try:
+            yield from self._purge("statistics", partial(_expired, OutboxStatistics))
+        except Exception as error:
+            if not (yield answers):
+                raise
+            logger.warning("old statistics could not be purged error=%s", first_line(error))
+
+    def _scan(self, now: datetime) -> Steps[float]:
+        """Read the next batch of the full scan; return the pause in seconds."""
+        progress = self._progress
+        if progress.scan is None:
+            progress.scanned_at = now
+        table, after = progress.scan or ("events", "")
+        try:
+            batch: Batch | None = yield partial(_scan, table, after)
+        except Exception:
+            if (yield answers):
+                self._end_scan(table)
+            raise
+        if batch is None:
+            self._end_scan(table)
+            return 0.0
+        self._deleted[table] += batch.deleted
+        progress.scan = table, batch.last
+        return batch.rows / SCAN_RATE
+
+    def _end_scan(self, table: str) -> None:
+        self._progress.scan = ("streams", "") if table == "events" else None
+
+    def _renew(self) -> Steps[None]:
+        if (yield from self._leader.renew(self._progress.text())):
+            yield self._report
+
+    def _report(self, connection: BaseDatabaseWrapper) -> None:
+        deleted, self._deleted = self._deleted, Counter()
+        if count := deleted["events"]:
+            logger.info("purged events=%d", count)
+            announce(events_purged, sender=connection.alias, count=count)
+        if count := deleted["received_messages"]:
+            logger.info("purged received_messages=%d", count)
+        if count := deleted["streams"]:
+            logger.info("purged streams=%d", count)
+
+
+def _events(connection: BaseDatabaseWrapper, *, since: datetime | None) -> Batches:
+    return purge_events(connection.alias, since=since)
+
+
+def _expired(model: Any, connection: BaseDatabaseWrapper) -> Batches:
+    batches: Batches = model.objects.using(connection.alias).purge_batches()
+    return batches
+
+
+def _scan(table: str, after: str, connection: BaseDatabaseWrapper) -> Batch | None:
+    return SCANS[table](connection.alias, after=after, most=SCAN_RATE)

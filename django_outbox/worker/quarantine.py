@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from math import inf
 from typing import Final
 
 from .. import doorbell
@@ -15,10 +16,8 @@ from ..clocks import monotonic
 from ..sql.values import Table
 from .claims import Claims
 from .effects import Steps, ask
-from .gates import Gates
-from .named_lease import Leader
-from .releases import Releases
-from .wakeup import Wakeup
+from .gate import Gates
+from .leases import Leader, Releases
 
 NAME: Final = "quarantine"  # of the lease
 MAX_SCANNED = 2000  # rows due first of a queue in which suspects are looked for
@@ -33,16 +32,11 @@ class Quarantine:
     """Whether this worker is in quarantine, and what it does there. The claimer's thread only."""
 
     def __init__(
-        self,
-        *,
-        gates: Gates,
-        claims: Claims,
-        releases: Releases,
-        wakeup: Wakeup,
-        settled: Callable[[], int],
+        self, *, gates: Gates, claims: Claims, releases: Releases, settled: Callable[[], int]
     ) -> None:
         """``settled`` returns how many events this worker has settled."""
-        self._gates, self._claims, self._wakeup, self._settled = gates, claims, wakeup, settled
+        self._gates, self._claims, self._settled = gates, claims, settled
+        self._wakeup = gates.wakeup
         self._me, self._held, self._runs = releases.me, releases.held, releases.runs
         lease = self._held.lease
         self._leader = Leader(me=self._me, name=NAME, lease=lease)
@@ -51,7 +45,7 @@ class Quarantine:
         self._proven_at = monotonic() + min(PROBATION, lease) * random.uniform(1.0, 1.6)
         self._since: float | None = None  # monotonic; since when one suspect is waited for
         self._not_before, self._pause = 0.0, RETRY_WAITS[0]  # the next try (monotonic); seconds
-        wakeup.expect(self._proven_at - monotonic())
+        self._wakeup.expect(self._proven_at - monotonic())
 
     @property
     def is_on(self) -> bool:
@@ -71,7 +65,7 @@ class Quarantine:
             return False
         self._since = now
         for gate in self._gates:
-            yield from self._claims.give_back(gate, gate.waiting())
+            yield from self._claims.give_back(gate, self._held.late(inf, gate.name))
         return True
 
     def step(self) -> Steps[float]:
@@ -88,7 +82,7 @@ class Quarantine:
             return 0.01
         is_alone = yield self._leader.take
         if is_next and suspect is not None:
-            yield from self._claims.reads.read([suspect], 1)
+            yield from self._claims.read([suspect], 1)
         elif not (is_alone and (yield from self._claim_one())):
             yield from self.leave()
             return 0.0

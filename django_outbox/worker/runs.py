@@ -7,18 +7,21 @@ thread, or decided and waiting to be settled, with those that the thread ran nex
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from math import ceil, inf
 from typing import NamedTuple, Protocol
 
+from .. import doorbell
 from ..clocks import monotonic
 from ..conf import Settings
 from ..delivery.lease import Lease, Run
 from ..delivery.route import listener_of
 from ..listeners.outcomes import DONE, LOST, Decision, Status
-from ..sql.values import STREAMS
+from ..queue_settings import parked_by
+from ..sql.values import STREAMS, SUSPECT_FROM, Release
+from .effects import Steps, ask
 from .held import Held
-from .rescues import kept_count
-from .wakeup import Wakeup
+from .polling import Wakeup
 
 READ_WAITS = (0.01, 0.2)  # seconds before an unreleased stream is read again: at first, and at most
 
@@ -31,6 +34,12 @@ class Threads(Protocol):
 
     def accepts(self, queue: str) -> bool:
         """Return whether events of this queue may be started here."""
+
+    def claimed(self, leases: Sequence[Lease]) -> None:
+        """Note events that were claimed, and are to run here."""
+
+    def settle(self, decided: tuple[Lease, Decision], /) -> None:
+        """Have a decision settled."""
 
 
 class StreamRead(NamedTuple):
@@ -46,16 +55,18 @@ class StreamRead(NamedTuple):
 class Runs:
     """What becomes of the streams of a worker, between their claim and their release."""
 
-    def __init__(self, *, settings: Settings, held: Held, pools: Threads, wakeup: Wakeup) -> None:
-        self._settings, self._held, self._pools, self._wakeup = settings, held, pools, wakeup
-        self._lock = held.lock
-        self.ended: list[Run] = []  # streams to be released
+    def __init__(
+        self, *, me: str, settings: Settings, held: Held, pools: Threads, wakeup: Wakeup
+    ) -> None:
+        self.settings, self.held, self._pools, self._wakeup = settings, held, pools, wakeup
+        self.me, self._lock = me, held.lock
+        self._ended: list[Run] = []  # streams to be released
         # Ids that only other workers may claim, each until a time (monotonic).
         self._left_to_others: dict[str, float] = {}
 
     def __len__(self) -> int:
         """Return how many streams are leased."""
-        return len(self._held.of(STREAMS))
+        return len(self.held.of(STREAMS))
 
     # -- for the claimer -------------------------------------------------------------------------
 
@@ -67,7 +78,7 @@ class Runs:
         with self._lock:
             left = self._left_to_others
             self._left_to_others = {key: until for key, until in left.items() if until > now}
-            outdated = [each.id for each in self._held.of(STREAMS) if each.deadline < now]
+            outdated = [each.id for each in self.held.of(STREAMS) if each.deadline < now]
             return [*self._left_to_others, *outdated]
 
     def next_exclusion_end(self) -> float:
@@ -77,14 +88,14 @@ class Runs:
 
     def next_read(self) -> float:
         """Return when (monotonic) the next stream is to be read."""
-        return min((each.read_at for each in self._held.of(STREAMS)), default=inf)
+        return min((each.read_at for each in self.held.of(STREAMS)), default=inf)
 
     def to_read(self, now: float, most: int) -> list[Run]:
-        return [each for each in self._held.of(STREAMS) if each.read_at <= now][:most]
+        return [each for each in self.held.of(STREAMS) if each.read_at <= now][:most]
 
     def suspect(self) -> Run | None:
         """Return the stream whose events run one by one, if there is one."""
-        return next((each for each in self._held.of(STREAMS) if each.alone), None)
+        return next((each for each in self.held.of(STREAMS) if each.alone), None)
 
     def add_events(self, reads: Iterable[StreamRead]) -> None:
         """Add the events of streams and hand out the first of each; without any, release it.
@@ -94,7 +105,7 @@ class Runs:
         ready = list[Run]()
         with self._lock:
             for run, seq, leases, due, queue in reads:
-                if self._held.get(run.id) is not run:
+                if self.held.get(run.id) is not run:
                     continue
                 run.seq, run.due, run.read_at = seq, due, inf
                 run.is_left = run.interrupted = False
@@ -102,10 +113,10 @@ class Runs:
                 run.alone = max(run.alone - 1, 0)
                 if leases:
                     run.pause = 0.0
-                    self._held.add_waiting(run, leases)
+                    self.held.add_waiting(run, leases)
                     ready.append(run)
                 else:
-                    self.ended.append(run)
+                    self._ended.append(run)
             self._hand_out(ready)
 
     # -- for the threads -------------------------------------------------------------------------
@@ -128,7 +139,7 @@ class Runs:
                 return None
             if follower.queue != lease.queue or not self._pools.accepts(follower.queue):
                 return None
-            return self._held.hand_out(run)
+            return self.held.hand_out(run)
 
     def follower_of(self, lease: Lease, fits: Callable[[Lease], bool]) -> Lease | None:
         """Hand out the event behind the last one of its stream that was, if it ``fits``."""
@@ -139,21 +150,21 @@ class Runs:
             follower = run.waiting[0]
             if follower.queue != lease.queue or not fits(follower):
                 return None
-            return self._held.hand_out(run)
+            return self.held.hand_out(run)
 
     def wait_again(self, leases: Sequence[Lease]) -> None:
         """Let events wait again, unstarted, behind one of their key that is not done."""
         with self._lock:
             for lease in reversed(leases):
-                self._held.wait_again(lease)
+                self.held.wait_again(lease)
 
     def settled(self, batch: Iterable[tuple[Lease, Decision]]) -> None:
         """Continue streams whose decisions are settled; mark finished ones for release."""
-        kept, ready = kept_count(self._settings), list[Run]()
+        kept, ready = kept_count(self.settings), list[Run]()
         with self._lock:
             for lease, decision in batch:
                 run = lease.run
-                if not self._held.remove(lease) or self._held.get(run.id) is not run:
+                if not self.held.remove(lease) or self.held.get(run.id) is not run:
                     continue
                 run.rescues = min(run.rescues, kept)
                 if decision is not DONE:
@@ -168,12 +179,12 @@ class Runs:
                     run.read_at = 0.0
                     self._wakeup.expect(0.0)
                 else:
-                    self.ended.append(run)
+                    self._ended.append(run)
             self._hand_out(ready)
-            self._held.changed.notify_all()
+            self.held.changed.notify_all()
 
     def _apply(self, run: Run, lease: Lease, decision: Decision) -> None:
-        settings, now = self._settings, monotonic()
+        settings, now = self.settings, monotonic()
         if decision is LOST:
             self._stop(run, now)
         elif decision.delay is not None:
@@ -186,7 +197,7 @@ class Runs:
             self._stop(run, inf if settings.STOP_ON_FIRST_FAILURE else run.due)
 
     def _stop(self, run: Run, due: float) -> None:
-        self._held.drop([*run.waiting])
+        self.held.drop([*run.waiting])
         run.due, run.alone = due, 0
 
     def _hand_out(self, runs: Sequence[Run]) -> None:
@@ -199,7 +210,7 @@ class Runs:
         for run in runs:
             if run.waiting[0].queue not in accepted:
                 self.leave(run)
-        heads = [self._held.hand_out(each) for each in runs if each.waiting]
+        heads = [self.held.hand_out(each) for each in runs if each.waiting]
         self._pools.put([each for each in heads if not each.decided])
 
     # -- giving back -----------------------------------------------------------------------------
@@ -217,12 +228,12 @@ class Runs:
         """
         with self._lock:
             unstarted = run.unstarted
-            self._held.drop(unstarted)
+            self.held.drop(unstarted)
             run.next_queue = queue or (unstarted[0].queue if unstarted else run.next_queue)
             run.due, run.read_at, run.alone = monotonic(), inf, 0
             run.interrupted, run.is_innocent = True, False
             if not run.out:
-                self.ended.append(run)
+                self._ended.append(run)
 
     def leave_surplus(self, others: Sequence[int]) -> None:
         """Leave streams beyond a fair share; ``others``: how many each other worker has.
@@ -231,7 +242,7 @@ class Runs:
         worker gets its share, however long the events take that this worker has read.
         """
         with self._lock:
-            kept = [each for each in self._held.of(STREAMS) if not each.interrupted]
+            kept = [each for each in self.held.of(STREAMS) if not each.interrupted]
             fair = ceil((len(kept) + sum(others)) / (len(others) + 1))
             able = [each for each in kept if not each.alone and each.unstarted]
             # Those without a running event first.
@@ -239,32 +250,56 @@ class Runs:
             for run in able[: len(kept) - fair]:
                 self.leave(run)
 
-    def take_ended(self, now: float) -> list[Run]:
-        """Remove the streams to be released, so that a claim right afterwards adds them as new."""
+    def release_ended(self) -> Steps[int]:
+        """Release streams that have ended; return how many were.
+
+        Those that have changed since, or are locked, are to be read again.
+        """
+        now, held = monotonic(), self.held
         with self._lock:
-            ended, self.ended = self.ended, []
-            ended = [each for each in ended if self._held.get(each.id) is each]
+            ended, self._ended = [each for each in self._ended if held.get(each.id) is each], []
             for run in ended:
-                self._held.forget(run)
+                held.forget(run)  # now, so that a claim right afterwards adds it as new
                 if run.is_left:
-                    self._left_to_others[run.id] = now + 2 * self._settings.PROBE_INTERVAL
-            return ended
-
-    def put_back(self, runs: Iterable[Run]) -> None:
-        """Hold streams again whose release failed, unless they were claimed anew meanwhile."""
+                    self._left_to_others[run.id] = now + 2 * self.settings.PROBE_INTERVAL
+        if not ended:
+            return 0
+        given = [release_of(each, now) for each in ended]
+        try:
+            freed = yield ask("release_streams", me=self.me, streams=given)
+        except BaseException:
+            with self._lock:
+                self._ended += [each for each in ended if held.put_back(each)]
+            raise
+        soonest = inf
         with self._lock:
-            self.ended += [each for each in runs if self._held.put_back(each)]
+            for run in ended:
+                if run.id in freed:  # this worker may claim it again
+                    soonest = min(soonest, max(run.due, self._left_to_others.get(run.id, 0.0)))
+                elif held.put_back(run):
+                    run.pause = min(2 * run.pause, READ_WAITS[1]) or READ_WAITS[0]
+                    run.read_at = monotonic() + run.pause
+                    soonest = min(soonest, run.read_at)
+        if any(each.is_left and each.id in freed for each in ended):
+            yield doorbell.ring
+        if soonest < inf:
+            self._wakeup.expect(max(soonest - monotonic(), 0.0))
+        return len(freed)
 
-    def read_again(self, run: Run) -> float:
-        """Hold a stream again whose release was refused; return when (monotonic) to read it."""
-        with self._lock:
-            run.pause = min(2 * run.pause, READ_WAITS[1]) or READ_WAITS[0]
-            if self._held.put_back(run):
-                run.read_at = monotonic() + run.pause
-            return run.read_at
 
-    def next_claim(self, released: Iterable[Run]) -> float:
-        """Return when (monotonic) this worker may claim the first of released streams again."""
-        with self._lock:
-            left = self._left_to_others
-            return min((max(each.due, left.get(each.id, 0.0)) for each in released), default=inf)
+def kept_count(settings: Settings) -> int:
+    """Return how many lost workers a suspected stream is left with once its head has ended.
+
+    So it stays a suspect for the events behind, of which none dies for what was before it.
+    """
+    return min(SUSPECT_FROM, settings.MAX_RESCUES - 1)
+
+
+def release_of(run: Run, now: float) -> Release:
+    """Return how a stream is released."""
+    release = partial(Release, run.id, run.locked_at, is_innocent=run.is_innocent)
+    if run.due == inf:
+        return release(run.seq, None)
+    # If it is due at once, its next claim reads what was written in the meantime.
+    delay, waits = max(run.due - now, 0.0), parked_by(run.next_queue) is not None
+    return release(run.seq if delay or waits else None, delay, run.next_queue)

@@ -13,22 +13,20 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from ..clocks import monotonic
 from ..conf import Settings
 from ..delivery.lease import Lease
-from ..listeners.outcomes import DONE, LOST, Decision
+from ..listeners.outcomes import DONE, LOST, Decision, Status
+from ..log import first_line
 from ..models import OutboxEvent
-from ..signals import announce, lease_lost
+from ..signals import announce, event_dead, event_settled, lease_lost
 from ..sql import dialect_of
 from ..sql.halving import Part, answers, in_halves, without
 from ..sql.transactions import all_or_nothing
 from ..sql.values import LeaseKind
 from .connection_cleanup import BrokenSessions
 from .effects import Steps, Wait, act, in_turn, perform
-from .gates import Gates
-from .queues import Decisions
-from .releases import Releases
-from .rescues import kept_count
-from .settle_log import Settled, log_refused, report_settled
+from .gate import Gates
+from .leases import Releases
+from .runs import kept_count
 from .statistics import Statistics
-from .wakeup import Wakeup
 
 logger = logging.getLogger("django_outbox")
 
@@ -38,8 +36,53 @@ GATHER_TIME = 0.02  # seconds that a batch waits for them, at most
 IDLE_WAIT = 1.0  # seconds that a step waits for a decision
 RETRY_REFUSED = (1.0, 60.0)  # seconds until what is set aside is tried again: at first, and at most
 
+Settled = list[tuple[Lease, Decision]]
 
-class Settler:
+
+class Settles:
+    """Writes decisions; what the database refuses while it accepts others is set aside."""
+
+    def __init__(self, releases: Releases) -> None:
+        self._settings, self._releases = releases.settings, releases
+        self._alias, self._me = releases.alias, releases.me
+        self._held, self._runs = releases.held, releases.runs
+        self._unsettled: Settled = []  # not written yet
+
+    def _write(self, part: Settled, connection: BaseDatabaseWrapper) -> None:
+        """Write decisions of one kind; what has been written is finished, whatever is raised."""
+        refused, error = Settled(), None
+        for each in settle(part, connection=connection, me=self._me, settings=self._settings):
+            if not each.is_written:
+                refused, error = refused + each.rows, each.error
+                continue
+            if each.result:
+                perform(connection, self._renew_streams(each.rows))
+            self._finish(each.rows)
+        if error is not None:
+            self._set_aside(refused, error)
+
+    def _renew_streams(self, part: Settled) -> Steps[None]:
+        """Drop lost streams after a refused settle: none of their events may start any more."""
+        runs = {lease.run.id: lease.run for lease, _ in part if lease.stream is not None}
+        mine = [each for each in runs.values() if self._held.get(each.id) is each]
+        return self._releases.renew(mine)
+
+    def _finish(self, part: Settled) -> None:
+        """Go on after decisions that are written."""
+        self._unsettled = without(self._unsettled, part)
+        if part[0][0].kind is LeaseKind.STREAM:
+            self._runs.settled(part)
+        else:
+            self._held.settled(part)
+        report_settled(part, alias=self._alias)
+
+    def _set_aside(self, rows: Settled, error: Exception) -> None:
+        """Have decisions that were refused stay leased, or raise if all may be refused."""
+        self._unsettled = without(self._unsettled, rows)
+        log_refused(rows, error)
+
+
+class Settler(Settles):
     """Settles without a fixed interval: at once under light load, in batches under heavy load.
 
     After a database error it keeps the decisions and tries again; no listener runs again for it.
@@ -48,24 +91,13 @@ class Settler:
     """
 
     def __init__(
-        self,
-        *,
-        settings: Settings,
-        decisions: Decisions,
-        wakeup: Wakeup,
-        gates: Gates,
-        releases: Releases,
-        statistics: Statistics,
-        sessions: BrokenSessions,
+        self, *, gates: Gates, releases: Releases, statistics: Statistics, sessions: BrokenSessions
     ) -> None:
-        self._settings, self._releases = settings, releases
-        self._alias, self._me = releases.alias, releases.me
-        self._held, self._runs = releases.held, releases.runs
-        self._decisions, self._wakeup, self._gates = decisions, wakeup, gates
+        super().__init__(releases)
+        self._decisions, self._wakeup, self._gates = gates.decisions, gates.wakeup, gates
         self._statistics, self._sessions = statistics, sessions
         # Only its thread changes these.
         self.settled = 0  # deliveries so far
-        self._unsettled: Settled = []  # not written yet
         self._refused: Settled = []  # set aside
         self._retry_at, self._retry_pause = 0.0, 0.0  # when they are tried again (monotonic)
         # Steps so far, and the number of the last in which a decision was written.
@@ -91,7 +123,7 @@ class Settler:
                 yield from self._gather()
         self._unsettled += self._decisions.take_all(MAX_BATCH - len(self._unsettled))
         parts = [self._settle(part) for part in split_by_kind(self._unsettled)]
-        yield from in_turn(*parts, self._releases.release_ended())
+        yield from in_turn(*parts, self._runs.release_ended())
         return 0.0
 
     def _gather(self) -> Steps[None]:
@@ -116,32 +148,22 @@ class Settler:
             raise
 
     def _write(self, part: Settled, connection: BaseDatabaseWrapper) -> None:
-        """Write decisions of one kind; what has been written is finished, whatever is raised."""
-        refused, error, session = Settled(), None, connection.connection
+        session = connection.connection
         try:
-            for each in settle(part, connection=connection, me=self._me, settings=self._settings):
-                if not each.is_written:
-                    refused, error = refused + each.rows, each.error
-                    continue
-                self._accepted_step = self._steps
-                if each.result:
-                    perform(connection, self._renew_streams(each.rows))
-                self._finish(each.rows)
+            super()._write(part, connection)
         finally:
             if connection.connection is not session:
                 self._sessions.report_broken()
-        if error is not None:
-            self._set_aside(refused, error)
 
     def _set_aside(self, rows: Settled, error: Exception) -> None:
-        """Set decisions aside, or raise if the database has lately accepted no others."""
-        rest = without(self._unsettled, rows)
-        if self._accepted_step < self._steps - 1:
-            self._unsettled = rest + rows  # so that others are tried first
+        if self._accepted_step < self._steps - 1:  # the database has lately accepted no others
+            self._unsettled = (
+                without(self._unsettled, rows) + rows
+            )  # so that others are tried first
             raise error
-        self._unsettled, self._refused = rest, self._refused + rows
+        super()._set_aside(rows, error)
+        self._refused += rows
         self._retry_at = monotonic() + self._retry_pause
-        log_refused(rows, error)
 
     def _unlocked(self, part: Settled, connection: BaseDatabaseWrapper) -> Settled:
         """Return decisions whose rows are unlocked: an idle session must not hold up other rows."""
@@ -151,25 +173,15 @@ class Settler:
             free = {*rows.lock_unlocked()}
         return [each for each in part if each[0].id in free]
 
-    def _renew_streams(self, part: Settled) -> Steps[None]:
-        """Drop lost streams after a refused settle: none of their events may start any more."""
-        runs = {lease.run.id: lease.run for lease, _ in part if lease.stream is not None}
-        mine = [each for each in runs.values() if self._held.get(each.id) is each]
-        return self._releases.renew(mine)
-
     def _finish(self, part: Settled) -> None:
-        self._unsettled = without(self._unsettled, part)
-        if part[0][0].kind is LeaseKind.STREAM:
-            self._runs.settled(part)
-        else:
-            self._held.settled(part)
+        self._accepted_step = self._steps
         self.settled += len(part)
+        super()._finish(part)
         delays = [each.delay for lease, each in part if each.delay is not None and not lease.stream]
         if delays:
             self._wakeup.expect(min(delays))
         self._gates.made_room()
         self._statistics.add(part)
-        report_settled(part, alias=self._alias)
 
 
 def split_by_kind(batch: Settled) -> list[Settled]:
@@ -235,3 +247,67 @@ def _shortened(each: tuple[Lease, Decision]) -> tuple[Lease, Decision]:
     lease, decision = each
     lease.refused = True
     return each if decision is DONE else (lease, lease.recorded(decision).shortened())
+
+
+def log_failed(lease: Lease, error: BaseException | None = None) -> None:
+    """Log an error of the worker itself; without ``error``, the one that is being handled."""
+    logger.error(
+        "delivery failed event_id=%s listener=%r",
+        lease.event_id,
+        lease.listener,
+        exc_info=error or True,
+    )
+
+
+def log_refused(refused: Settled, error: Exception) -> None:
+    """Log decisions that the database refuses; an error of one."""
+    logger.error(
+        "settle refused by the database, event stays leased "
+        "count=%d event_id=%s listener=%r error=%s",
+        len(refused),
+        refused[0][0].event_id,
+        refused[0][0].listener,
+        first_line(error),
+    )
+
+
+def report_settled(settled: Settled, *, alias: str) -> None:
+    """Log what was settled, and send the signals."""
+    has_receivers = bool(event_settled.receivers)
+    for lease, decision in settled:
+        if decision.status is not Status.DONE or decision.outcome == "discarded":
+            _log(lease, decision)
+        if decision.status is Status.DEAD:
+            announce(event_dead, sender=alias, event=lease.event, cause=decision.error)
+        if has_receivers:
+            announce(
+                event_settled,
+                sender=alias,
+                event=lease.event,
+                outcome=decision.outcome,
+                duration=lease.duration,
+                lag=lease.lag + lease.waited,
+            )
+
+
+def _log(lease: Lease, decision: Decision) -> None:
+    """Log the outcome of a delivery; the text of a listener's error only at level DEBUG."""
+    levels = {"dead": logging.ERROR, "retry": logging.WARNING, "discarded": logging.WARNING}
+    level = levels.get(decision.outcome, logging.INFO)
+    if decision.unavailable:  # the circuit breaker's line tells it, for all events
+        level = logging.DEBUG
+    logger.log(
+        level,
+        "%s event_id=%s event_type=%s listener=%r attempt=%d error=%s",
+        decision.outcome,
+        *lease.named,
+        lease.event.attempts + decision.spent,
+        decision.kind,
+    )
+    if decision.error:
+        logger.debug(
+            "error text event_id=%s listener=%r text=%s",
+            lease.event_id,
+            lease.listener,
+            decision.error,
+        )

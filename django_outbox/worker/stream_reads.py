@@ -6,29 +6,23 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from math import inf
-from types import MappingProxyType
 from typing import Any
 
 from .. import doorbell
 from ..clocks import monotonic
-from ..conf import Settings
 from ..delivery.lease import Lease, Run, lease_from_row
 from ..delivery.route import dead_after_rescues
 from ..events import split_stream, stored_instant
 from ..listeners.outcomes import Status
 from ..listeners.queues import expected_queue
+from ..models.pause_queryset import holding
 from ..queue_settings import parked_queue
-from ..signals import announce, events_claimed
 from ..sql.values import KEYED, Row, StreamQuery, StreamRows
 from .effects import Steps, ask
-from .gate import Gate, note_claimed
 from .held import ids_and_leases
+from .intake import complete, is_whole, report_rescues
 from .pauses import KnownPauses
-from .queues import Decisions
-from .releases import Releases
-from .rescues import report_rescues
-from .routing import complete, is_whole
-from .runs import StreamRead, Threads
+from .runs import Runs, StreamRead, Threads
 
 MAX_EVENTS = 32  # events of one stream that are read at a time
 ROUTING_WAIT = 0.1  # seconds for which a stream waits until an earlier event of its key is routed
@@ -45,21 +39,11 @@ class StreamReads:
     """Reads leased streams and hands out their events. One thread only, as ``Claims``."""
 
     def __init__(
-        self,
-        *,
-        settings: Settings,
-        releases: Releases,
-        pools: Threads,
-        decisions: Decisions,
-        known_pauses: KnownPauses,
-        gates: Mapping[str, Gate] = MappingProxyType({}),
-        at: datetime | None = None,
+        self, runs: Runs, *, pools: Threads, known_pauses: KnownPauses, at: datetime | None
     ) -> None:
         """``at`` is used by ``drain()`` instead of now."""
-        self._settings, self._releases, self._pools = settings, releases, pools
-        self._me, self._held, self._runs = releases.me, releases.held, releases.runs
-        self._decisions, self.known_pauses = decisions, known_pauses
-        self._at, self._gates = at, gates
+        self._me, self._held, self._settings, self._runs = runs.me, runs.held, runs.settings, runs
+        self._pools, self.known_pauses, self._at = pools, known_pauses, at
         self.exclude: list[str] = []  # streams that are not claimed again
         self.routed = 0  # events so far that were given to listeners they lacked
         self.parked = 0  # streams so far whose first events are paused
@@ -69,8 +53,6 @@ class StreamReads:
 
         Return how many events they brought. Those that are not ours any more are given up.
         """
-        if not runs:
-            return 0
         settings = self._settings
         limit = max(min(room // len(runs), MAX_EVENTS), 1)
         if any(each.alone for each in runs):
@@ -92,10 +74,7 @@ class StreamReads:
         self._held.lose(each for each in runs if each.id not in mine)
         if any(self._pause_of(row) is not None for each in streams for row in each.rows[:1]):
             yield self.known_pauses.read
-        count = yield from self._take(streams, limit, retries)
-        yield from self._releases.release_ended()
-        announce(events_claimed, sender=self._releases.alias, count=count, source="cold")
-        return count
+        return (yield from self._take(streams, limit, retries))
 
     def _complete(self, streams: Sequence[StreamRows]) -> Steps[bool]:
         """Give the events that were read to the listeners that they lack; return if any did."""
@@ -134,8 +113,8 @@ class StreamReads:
             lease.decided = True
         self._runs.add_events(ready)
         for lease in deadly:
-            self._decisions.put((lease, dead_after_rescues(lease.rescues)))
-        note_claimed(self._gates, taken)
+            self._pools.settle((lease, dead_after_rescues(lease.rescues)))
+        self._pools.claimed(taken)
         return len(taken)
 
     def _plan(self, run: Run, found: StreamRows, limit: int, retry: datetime | None) -> StreamRead:
@@ -163,7 +142,7 @@ class StreamReads:
         return plan(due)
 
     def _pause_of(self, row: Sequence[Any]) -> int | None:
-        return self.known_pauses.holding(*(row[place] for place in PAUSE_COLUMNS))
+        return holding(self.known_pauses.pauses, *(row[place] for place in PAUSE_COLUMNS))
 
     def _lease(
         self, row: Row, run: Run, now: Any, next_try: datetime | None, *, is_head: bool

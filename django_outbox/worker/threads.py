@@ -1,4 +1,4 @@
-"""Daemon threads that survive every error: each repeats a step."""
+"""Daemon threads that survive every error, each repeating a step; and the health they report."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from django.db import connections
@@ -73,6 +74,14 @@ class Loop:
         if self._thread.ident is not None:
             self._thread.join(timeout)
         return not self._thread.is_alive()
+
+    def __enter__(self) -> Loop:
+        self.start()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.stop()
+        self.join()
 
     def dead_reason(self, longest: float) -> str | None:
         """Return why a new process is needed: the thread has ended, or hangs in a step too long.
@@ -168,3 +177,40 @@ class Loop:
 def thread_name(alias: str, queue: str, role: str) -> str:
     """Return the name of a thread that serves one queue."""
     return f"outbox-{alias}-{role}" if queue == DEFAULT_QUEUE else f"outbox-{alias}-{queue}-{role}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """The reasons why a process is dead or unready; without any it is well."""
+
+    dead: tuple[str, ...] = ()  # why it should be restarted
+    unready: tuple[str, ...] = ()  # why it delivers nothing now
+
+    @property
+    def is_live(self) -> bool:
+        return not self.dead
+
+    @property
+    def is_ready(self) -> bool:
+        return not (self.dead or self.unready)
+
+    def prefixed(self, name: str) -> Health:
+        """Return the same health with ``name`` in front of each reason."""
+        return Health(
+            dead=tuple(f"{name}: {each}" for each in self.dead),
+            unready=tuple(f"{name}: {each}" for each in self.unready),
+        )
+
+
+def reasons(found: Iterable[str | None]) -> tuple[str, ...]:
+    """Return the reasons that parts of a worker have given, without those that are well."""
+    return tuple(filter(None, found))
+
+
+def combine(parts: Iterable[Health]) -> Health:
+    """Return the health of a whole, with the reasons of all its parts."""
+    all_ = [*parts]
+    return Health(
+        dead=tuple(reason for each in all_ for reason in each.dead),
+        unready=tuple(reason for each in all_ for reason in each.unready),
+    )

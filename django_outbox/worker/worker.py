@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
-import socket
 import threading
 import time
 from collections.abc import Callable, Collection
@@ -17,20 +15,20 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, router
 
 from .. import doorbell
-from ..conf import Settings, current
+from ..conf import current
 from ..models import OutboxEvent
 from ..signals import announce, worker_started, worker_stopped
 from ..sql import is_in_memory
 from ..writing.hot_queue import hot_queues
+from .async_deliveries import AsyncDeliveries
 from .deliveries import Deliveries
-from .doorbell_listener import DoorbellListener
 from .effects import Steps, act, in_turn
-from .engine import Engine
-from .event_loop import AsyncDeliveries, EventLoop
+from .engine import Engine, new_owner, served
+from .event_loop import EventLoop
 from .executor import Executor
 from .gate import Gate
-from .health import Health, reasons
-from .threads import Loop
+from .polling import DoorbellListener
+from .threads import Health, Loop, reasons
 
 logger = logging.getLogger("django_outbox")
 
@@ -326,22 +324,3 @@ class Worker:
     @property
     def _all(self) -> list[Part | EventLoop]:
         return [*self._parts, self._event_loop]  # which starts with the first async listener
-
-
-def served(queues: Collection[str] | None, settings: Settings) -> frozenset[str]:
-    """Return the queues to serve; None: all. Raises ``ValueError`` for an unknown one, or none."""
-    known = settings.queues
-    if queues is None:
-        return frozenset(known)
-    unknown = [each for each in queues if each not in known]
-    if unknown or not queues or isinstance(queues, str):
-        raise ValueError(
-            f"The queues to serve are {queues!r}; expected some of {', '.join(known)}, which are "
-            'those in OUTBOX["QUEUES"].'
-        )
-    return frozenset(queues)
-
-
-def new_owner() -> str:
-    """Return a name that no other process start has: it is the fence of every settle."""
-    return f"{socket.gethostname()[:80]}-{os.getpid()}-{secrets.token_hex(6)}"

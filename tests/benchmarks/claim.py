@@ -10,7 +10,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_outbox.sql import dialect_of, engine_connection
 from django_outbox.sql.values import Branch, Claim
-from django_outbox.worker.throttle import LATE_COMMIT_MARGIN
+from django_outbox.worker.polling import LATE_COMMIT_MARGIN
 
 from . import backlog
 from .figures import Figure

@@ -16,9 +16,9 @@ from django_outbox.listeners import registry
 from django_outbox.listeners.outcomes import COALESCED, Status
 from django_outbox.models import OutboxEvent, OutboxPause, OutboxStream
 from django_outbox.sql import dialect_of
-from django_outbox.worker.coalescing import coalesce_and_complete
 from django_outbox.worker.effects import perform
 from django_outbox.worker.held import Held
+from django_outbox.worker.intake import coalesce_and_complete
 from tests.plans import sent
 from tests.table import (
     PLACED,

@@ -10,8 +10,8 @@ from django.db import connection
 import django_outbox as outbox
 from django_outbox.models import OutboxEvent, OutboxLease
 from django_outbox.worker.effects import perform
-from django_outbox.worker.named_lease import ActiveLease
-from django_outbox.worker.throttle import Throttle
+from django_outbox.worker.leases import ActiveLease
+from django_outbox.worker.polling import Throttle
 from tests.table import elsewhere, in_thread, listening, write
 from tests.test_modes import PURGING, expired
 from tests.waiting import wait_until

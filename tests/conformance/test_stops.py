@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from django.db import connection
 
 import django_outbox as outbox
+from django_outbox.conf import Settings
 from django_outbox.models import OutboxEvent, OutboxStream
 from django_outbox.sql import dialect_of
 from django_outbox.sql.values import EVENTS
 from django_outbox.worker.effects import perform
 from django_outbox.worker.held import Held
-from django_outbox.worker.releases import Releases
-from django_outbox.worker.wakeup import Wakeup
+from django_outbox.worker.leases import Releases
+from django_outbox.worker.polling import Wakeup
+from django_outbox.worker.runs import Runs
 from tests.table import (
     claimed,
     elsewhere,
@@ -146,8 +148,8 @@ def test_a_row_that_is_locked_when_it_is_given_back_stays_held_until_it_is_free(
     """Forgotten, it would stay leased until its lease ends, by a worker that does not run it."""
     locked, free = insert(2, due=-9)
     held = Held(30)
-    runs: Any = SimpleNamespace(take_ended=lambda now: [])
-    releases = Releases(alias="default", me="me", held=held, runs=runs, wakeup=Wakeup())
+    runs = Runs(me="me", settings=Settings(), held=held, pools=Mock(), wakeup=Wakeup())
+    releases = Releases(alias="default", runs=runs)
     held.add_rows(events_of(claimed().rows))
 
     def given_back() -> list[str]:

@@ -13,7 +13,7 @@ from django_outbox import doorbell
 from django_outbox.conf import CENTURY
 from django_outbox.sql import dialect_of
 from django_outbox.sql.values import Claimed, Found
-from django_outbox.worker.throttle import Throttle
+from django_outbox.worker.polling import Throttle
 from tests.table import claimed, insert, keyed, listening, statuses, stream_claim, write
 from tests.test_hot import engine_statements
 from tests.test_watermark import FAR, pause_for

@@ -369,7 +369,7 @@ MUTANTS = (
         scenario="breaker",
         edits=[
             (
-                "worker/breaker.py",
+                "worker/pauses.py",
                 "if len(failures) >= settings.failures:",
                 "if len(failures) > 1e9:",
             )
@@ -395,7 +395,7 @@ MUTANTS = (
         scenario="rolling",
         edits=[
             (
-                "worker/routing.py",
+                "worker/intake.py",
                 '    return not missing_of(aggregate_type, event_type, routes or "")\n',
                 "    return True\n",
             )
@@ -436,12 +436,12 @@ MUTANTS = (
         edits=[
             ("sql/slots.py", "AND ({FREE} OR locked_by = %s) ", "AND (TRUE OR id = %s) "),
             (
-                "worker/coalescing.py",
+                "worker/intake.py",
                 "[row_id for row_id, is_leased in each if not is_leased or row_id in slots[slot]]",
                 "[row_id for row_id, _ in each]",
             ),
             (
-                "worker/coalescing.py",
+                "worker/intake.py",
                 "next((place for place, each in enumerate(ids) if each in mine), len(ids))",
                 "0",
             ),
@@ -589,7 +589,7 @@ MUTANTS = (
         scenario="relays_redis",
         edits=[
             (
-                "worker/breaker.py",
+                "worker/pauses.py",
                 "            elif decision.unavailable:\n",
                 "            elif False:\n",
             )
@@ -600,7 +600,7 @@ MUTANTS = (
         without="events flow again soon after the broker's return",
         database="postgres",
         scenario="relays_redis",
-        edits=[("worker/breaker.py", "trial.succeeded = True", "trial.succeeded = False")],
+        edits=[("worker/pauses.py", "trial.succeeded = True", "trial.succeeded = False")],
     ),
 )
 

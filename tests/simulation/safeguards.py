@@ -64,7 +64,7 @@ OWN = (
         kind="slow heartbeat",
         edits=[
             (
-                "worker/releases.py",
+                "worker/leases.py",
                 "if each.id in renewed], deadline)",
                 "if each.id in renewed], self._held.deadline(monotonic()))",
             )
@@ -77,8 +77,8 @@ OWN = (
     Broken(
         name="a release whatever the version of its stream",
         edits=[
-            ("worker/releases.py", "release(run.seq, None)", "release(None, None)"),
-            ("worker/releases.py", "release(run.seq if delay or waits else None,", "release(None,"),
+            ("worker/runs.py", "release(run.seq, None)", "release(None, None)"),
+            ("worker/runs.py", "release(run.seq if delay or waits else None,", "release(None,"),
         ],
     ),
     Broken(
@@ -150,12 +150,12 @@ OWN = (
     Broken(
         name="a lost probe that is a success",
         kind="breakers",
-        edits=[("worker/breaker.py", "        if decision is LOST:\n            return\n", "")],
+        edits=[("worker/pauses.py", "        if decision is LOST:\n            return\n", "")],
     ),
     Broken(
         name="a probe that closes whatever comes of it",
         kind="breakers",
-        edits=[("worker/breaker.py", "        if succeeded:\n", "        if True:\n")],
+        edits=[("worker/pauses.py", "        if succeeded:\n", "        if True:\n")],
     ),
     Broken(
         name="a resume that moves nothing",
@@ -210,17 +210,11 @@ OWN = (
     Broken(
         name="a stream forgotten when its release fails",
         kind="lost answers",
-        edits=[("worker/releases.py", "            self.runs.put_back(ended)\n", "")],
+        edits=[("worker/runs.py", "+= [each for each in ended if held.put_back(each)]", "+= []")],
     ),
     Broken(
         name="a stream whose refused release is forgotten",
-        edits=[
-            (
-                "worker/runs.py",
-                "            if self._held.put_back(run):\n                run.read_at",
-                "            if True:\n                run.read_at",
-            )
-        ],
+        edits=[("worker/runs.py", "elif held.put_back(run):", "else:")],
     ),
     Broken(
         name="a claim that takes what is held as new",
@@ -258,7 +252,7 @@ OWN = (
         kind="long calls",
         edits=[
             (
-                "worker/releases.py",
+                "worker/leases.py",
                 "        for table in (EVENTS, STREAMS):\n            mine",
                 "        for table in (EVENTS,):\n            mine",
             )
@@ -320,7 +314,7 @@ OWN = (
     Broken(
         name="a slot whose newest ends with the others",
         kind="slots",
-        edits=[("worker/coalescing.py", "if each in mine), len(ids))", "if False), -1)")],
+        edits=[("worker/intake.py", "if each in mine), len(ids))", "if False), -1)")],
     ),
     Broken(
         name="a claim that brings back what was done meanwhile",

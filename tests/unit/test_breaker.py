@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from django_outbox.conf import Settings
 from django_outbox.delivery.verdicts import for_breaker
 from django_outbox.listeners.outcomes import DONE, LOST, Decision, Status
 from django_outbox.listeners.registry import ANY, Listener
 from django_outbox.queue_settings import BreakerSettings
 from django_outbox.sql.values import PauseTimes
-from django_outbox.worker.breaker import Breaker
 from django_outbox.worker.effects import perform
 from django_outbox.worker.held import Held
-from django_outbox.worker.pauses import KnownPauses
-from django_outbox.worker.wakeup import Wakeup
+from django_outbox.worker.pauses import Breaker, KnownPauses
+from django_outbox.worker.polling import Wakeup
 from tests.unit.scripted import SCRIPTED, Clock, connection, lease
 
 FAILED = Decision(status=Status.RETRY, delay=1.0, spent=1, error="E", kind="E", outcome="retry")
@@ -50,11 +51,10 @@ def held(clock: Clock) -> Held:
 @pytest.fixture
 def breaker(held: Held, dialect: Any) -> Breaker:
     settings = BreakerSettings(failures=3, within=60, pause=60)
+    queue = replace(Settings().queues["default"], name="hooks", BREAKER=settings)
     dialect.pauses.return_value = {("breaker", "hooks"): PauseTimes(1, 0.0, 60.0)}
     (known := KnownPauses()).read(connection())
-    return Breaker(
-        "hooks", settings, alias=SCRIPTED, held=held, known_pauses=known, wakeup=Wakeup()
-    )
+    return Breaker(queue, alias=SCRIPTED, held=held, known_pauses=known, wakeup=Wakeup())
 
 
 @pytest.mark.parametrize(

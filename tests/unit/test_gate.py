@@ -11,8 +11,7 @@ from django_outbox.sql.values import EVENTS, Found, PauseTimes
 from django_outbox.worker.gate import BUSY_AFTER, RELEASE_INTERVAL, SHRINK_ABOVE, Gate
 from django_outbox.worker.held import Held
 from django_outbox.worker.pauses import READ_INTERVAL, KnownPauses
-from django_outbox.worker.throttle import WORTHWHILE
-from django_outbox.worker.wakeup import Wakeup
+from django_outbox.worker.polling import WORTHWHILE, Wakeup
 from tests.unit.scripted import Clock, connection, lease
 
 

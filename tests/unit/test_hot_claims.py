@@ -13,7 +13,7 @@ from django_outbox.conf import Settings
 from django_outbox.sql.values import EVENTS, LIGHT, Claimed
 from django_outbox.worker.effects import perform
 from django_outbox.worker.engine import Engine
-from django_outbox.worker.queues import Offer
+from django_outbox.worker.ready import Offer
 from tests.unit.scripted import SCRIPTED, Clock, connection, lease
 
 EVENT = outbox.Event(event_type="order.placed", payload={}).as_delivered("{}", lambda text: {})

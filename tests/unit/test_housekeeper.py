@@ -10,7 +10,7 @@ from django_outbox.worker import housekeeper
 from django_outbox.worker.effects import perform
 from django_outbox.worker.housekeeper import BATCH, SEARCH_INTERVAL, Housekeeper
 from django_outbox.worker.pauses import KnownPauses
-from django_outbox.worker.wakeup import Wakeup
+from django_outbox.worker.polling import Wakeup
 from tests.unit.scripted import Clock, connection
 
 

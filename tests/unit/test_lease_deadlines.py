@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
-from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -20,13 +20,10 @@ from django_outbox.worker.claims import Claims
 from django_outbox.worker.effects import perform
 from django_outbox.worker.heartbeat import renew
 from django_outbox.worker.held import SAFE_PART, Held
-from django_outbox.worker.named_lease import ActiveLease, Leader
+from django_outbox.worker.leases import ActiveLease, Leader, Releases
 from django_outbox.worker.pauses import KnownPauses
-from django_outbox.worker.queues import Decisions
-from django_outbox.worker.releases import Releases
+from django_outbox.worker.polling import Wakeup
 from django_outbox.worker.runs import Runs, StreamRead
-from django_outbox.worker.stream_reads import StreamReads
-from django_outbox.worker.wakeup import Wakeup
 from tests.unit.scripted import (
     NOW,
     SCRIPTED,
@@ -50,19 +47,14 @@ class Parts:
 
     def __init__(self) -> None:
         self.held, self.settings, self.ready = Held(LEASE), Settings(), list[Lease]()
-        self.common: dict[str, Any] = {"alias": SCRIPTED, "me": "me", "held": self.held}
-        self.pools: Any = SimpleNamespace(put=self.ready.extend, accepts=lambda queue: True)
-        wakeup = Wakeup()
-        self.runs = Runs(settings=self.settings, held=self.held, pools=self.pools, wakeup=wakeup)
-        self.releases = Releases(runs=self.runs, wakeup=wakeup, **self.common)
-        given: dict[str, Any] = {
-            "releases": self.releases,
-            "settings": self.settings,
-            "decisions": Decisions(),
-            "pools": self.pools,
-        }
-        reads = StreamReads(known_pauses=KnownPauses(), **given)
-        self.claims = Claims(reads=reads, gates={}, **given)
+        self.pools: Any = Mock(put=self.ready.extend, accepts=lambda queue: True)
+        self.runs = Runs(
+            me="me", settings=self.settings, held=self.held, pools=self.pools, wakeup=Wakeup()
+        )
+        self.releases = Releases(alias=SCRIPTED, runs=self.runs)
+        self.claims = Claims(
+            releases=self.releases, pools=self.pools, known_pauses=KnownPauses(), gates={}
+        )
 
     def has(self, deadline: float, *, key: str | None = None) -> None:
         """Lease the event, or its stream, until ``deadline`` (monotonic)."""

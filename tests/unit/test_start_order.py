@@ -14,9 +14,9 @@ from django_outbox.listeners import registry
 from django_outbox.listeners.outcomes import DONE, LOST, Decision, Status
 from django_outbox.worker.deliveries import Deliveries
 from django_outbox.worker.held import Held
+from django_outbox.worker.polling import Wakeup
 from django_outbox.worker.ready import Lane, Ready
 from django_outbox.worker.runs import Runs, StreamRead
-from django_outbox.worker.wakeup import Wakeup
 from tests.table import PLACED, listening
 from tests.unit.scripted import SCRIPTED, Clock, lease, stream
 
@@ -47,7 +47,7 @@ def keyed(held: Held, events: str) -> list[Lease]:
     """Return events of one stream, which are all out."""
     run = stream(KEY)
     held.add([run])
-    runs = Runs(settings=Settings(), held=held, pools=ANY_THREAD, wakeup=Wakeup())
+    runs = Runs(me="me", settings=Settings(), held=held, pools=ANY_THREAD, wakeup=Wakeup())
     found = [lease(each, of=run) for each in events]
     runs.add_events([StreamRead(run, 3, found, 0.0)])
     for each in found[:-1]:
@@ -58,7 +58,7 @@ def keyed(held: Held, events: str) -> list[Lease]:
 def test_what_was_read_of_a_stream_that_is_lost_goes_to_no_thread(held: Held) -> None:
     ready, run = list[Lease](), stream(KEY)
     pools: Any = SimpleNamespace(put=ready.extend, accepts=lambda queue: True)
-    runs = Runs(settings=Settings(), held=held, pools=pools, wakeup=Wakeup())
+    runs = Runs(me="me", settings=Settings(), held=held, pools=pools, wakeup=Wakeup())
     held.add([run])
     held.lose([run])
     runs.add_events([StreamRead(run, 3, [lease("a", of=run)], 0.0)])
@@ -71,7 +71,7 @@ class Leased:
     def __init__(self, held: Held) -> None:
         self._ready = list[Lease]()
         pools: Any = SimpleNamespace(put=self._ready.extend, accepts=lambda queue: True)
-        self.runs = Runs(settings=Settings(), held=held, pools=pools, wakeup=Wakeup())
+        self.runs = Runs(me="me", settings=Settings(), held=held, pools=pools, wakeup=Wakeup())
         run = stream(KEY)
         self.a, self.b, self.c = self.events = [lease(each, of=run) for each in "abc"]
         held.add([run])

@@ -1,59 +1,40 @@
-"""Release and renew: the verbs that give leases back, and that keep them."""
+"""Leases: those of runs are renewed, released and handed back; those of a name are for one worker.
+
+The latter are for what one worker at a time does for all; their rows store the progress.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from functools import partial
-from math import inf
+from typing import Final
+
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 from .. import doorbell
 from ..clocks import monotonic
 from ..delivery.lease import Lease, Run
-from ..queue_settings import parked_by
+from ..models import OutboxLease
 from ..signals import announce, lease_lost
 from ..sql import dialect_of
-from ..sql.values import EVENTS, STREAMS, Release, Unclaimed
+from ..sql.values import EVENTS, STREAMS, Unclaimed
 from .effects import Statement, Steps, Wait
-from .held import Held, ids_and_leases
+from .held import SAFE_PART, ids_and_leases
 from .runs import Runs
-from .wakeup import Wakeup
 
 logger = logging.getLogger("django_outbox")
 
 LOCKED_RETRY_TIME = 0.5  # seconds for which locked streams are tried again
 AT_ONCE = 500  # leases renewed by one statement
+SINGLE_NODE: Final = "single_node"  # the name of the active worker's lease
 
 
 class Releases:
     """Gives back the runs of a worker. Each verb is for one thread; several may be in progress."""
 
-    def __init__(self, *, alias: str, me: str, held: Held, runs: Runs, wakeup: Wakeup) -> None:
-        self.alias, self.me, self.held, self.runs = alias, me, held, runs
-        self._wakeup = wakeup
-
-    def release_ended(self) -> Steps[int]:
-        """Release streams that have ended; return how many were.
-
-        Those that have changed since, or are locked, are to be read again.
-        """
-        now = monotonic()
-        if not (ended := self.runs.take_ended(now)):
-            return 0
-        given = [release_of(each, now) for each in ended]
-        try:
-            freed = yield self._statement("release_streams", streams=given)
-        except BaseException:
-            self.runs.put_back(ended)
-            raise
-        released = [each for each in ended if each.id in freed]
-        refused = [each for each in ended if each.id not in freed]
-        soonest = [self.runs.next_claim(released), *map(self.runs.read_again, refused)]
-        if any(each.is_left for each in released):
-            yield doorbell.ring
-        if min(soonest) < inf:
-            self._wakeup.expect(max(min(soonest) - monotonic(), 0.0))
-        return len(released)
+    def __init__(self, *, alias: str, runs: Runs) -> None:
+        self.alias, self.me, self.settings = alias, runs.me, runs.settings
+        self.held, self.runs = runs.held, runs
 
     def give_back(self, runs: Sequence[Run]) -> Steps[tuple[list[Lease], int]]:
         """Release what has not started of runs, due as before; return these rows, and streams.
@@ -67,7 +48,7 @@ class Releases:
             for run in runs:
                 if run.table is STREAMS:
                     self.runs.leave(run)
-        streams = yield from self.release_ended()
+        streams = yield from self.runs.release_ended()
         if not rows:
             return [], streams
         try:
@@ -89,7 +70,7 @@ class Releases:
         while True:
             for run in self.held.of(STREAMS):
                 self.runs.interrupt(run)
-            count += yield from self.release_ended()
+            count += yield from self.runs.release_ended()
             if all(each.out for each in self.held.of(STREAMS)) or monotonic() > until:
                 return count
             yield Wait(0.01)
@@ -133,11 +114,65 @@ def as_before(leases: Iterable[Lease]) -> list[Unclaimed]:
     return [Unclaimed(each.id, each.locked_at, each.due_at, each.run.queue) for each in leases]
 
 
-def release_of(run: Run, now: float) -> Release:
-    """Return how a stream is released."""
-    release = partial(Release, run.id, run.locked_at, is_innocent=run.is_innocent)
-    if run.due == inf:
-        return release(run.seq, None)
-    # If it is due at once, its next claim reads what was written in the meantime.
-    delay, waits = max(run.due - now, 0.0), parked_by(run.next_queue) is not None
-    return release(run.seq if delay or waits else None, delay, run.next_queue)
+class Leader:
+    """Takes and renews the lease of one name, which ends by itself if its worker dies."""
+
+    def __init__(self, *, me: str, name: str, lease: float) -> None:
+        self._me, self._name, self.lease = me, name, lease  # seconds
+        self._until = self._renewed_at = 0.0  # monotonic; until when it is certainly ours
+        self._taken = False  # taken and not given back
+
+    @property
+    def holds(self) -> bool:
+        return monotonic() < self._until
+
+    def take(self, connection: BaseDatabaseWrapper) -> bool:
+        """Take the lease if it is free; return whether it is ours."""
+        started = monotonic()
+        taken = dialect_of(connection).take_lease(name=self._name, me=self._me, lease=self.lease)
+        return self._record(taken, started)
+
+    def state(self, connection: BaseDatabaseWrapper) -> str | None:
+        """Return the progress as the last holder stored it."""
+        row = OutboxLease.objects.using(connection.alias).filter(pk=self._name)
+        return row.values_list("state", flat=True).first()
+
+    def renew(self, state: str) -> Steps[bool]:
+        """Renew the lease and store the progress, if it is time; return whether that was done."""
+        started = monotonic()
+        if started < self._renewed_at + self.lease / 3:
+            return False
+        renewed = yield lambda connection: self._write(connection, state, self.lease)
+        return self._record(renewed, started)
+
+    def release(self, state: str = "") -> Steps[None]:
+        """Give the lease back, if we have it, and store the progress."""
+        if self._taken:
+            yield lambda connection: self._write(connection, state, None)
+            self._record(False, 0.0)
+
+    def _write(self, connection: BaseDatabaseWrapper, state: str, lease: float | None) -> bool:
+        return dialect_of(connection).note_lease(
+            name=self._name, me=self._me, lease=lease, state=state
+        )
+
+    def _record(self, held: bool, started: float) -> bool:
+        self._taken, self._renewed_at = held, started
+        self._until = started + SAFE_PART * self.lease if held else 0.0
+        return held
+
+
+class ActiveLease:
+    """Takes and renews the lease that makes a worker the active one."""
+
+    def __init__(self, *, me: str, lease: float, poll: float) -> None:
+        self._me, self._pause = me, min(lease / 6, poll)
+        self.leader = Leader(me=me, name=SINGLE_NODE, lease=lease)
+        self._held: bool | None = None  # as last logged; None: not yet
+
+    def step(self) -> Steps[float]:
+        held = yield self.leader.take
+        if held is not self._held:
+            self._held = held
+            logger.info("active id=%s" if held else "standing by id=%s", self._me)
+        return self._pause

@@ -1,8 +1,9 @@
-"""Limits how many async deliveries of a worker have database connections open at the same time."""
+"""Delivers ``async def`` listeners: so many of a queue at once, and so many with connections."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -14,8 +15,106 @@ from asgiref.sync import SyncToAsync, ThreadSensitiveContext
 from django.db import OperationalError, connections
 
 from ..clocks import monotonic
+from ..delivery.delivery import Delivery
+from ..delivery.drivers import adrive
 from ..delivery.lease import Lease
 from .connection_cleanup import abandon, tidy
+from .deliveries import Deliveries
+from .event_loop import EventLoop
+from .gate import Gate
+from .ready import Lane
+from .settler import log_failed
+
+logger = logging.getLogger("django_outbox")
+
+
+class AsyncDeliveries:
+    """Delivers events of a queue on the worker's event loop, ``ASYNC_CONCURRENCY`` at a time.
+
+    Any thread may call ``put``; all else belongs to the loop's thread.
+    """
+
+    def __init__(self, *, loop: EventLoop, gate: Gate, deliveries: Deliveries) -> None:
+        self._loop, self._gate, self._deliveries = loop, gate, deliveries
+        self._held, self._free = deliveries.held, gate.settings.ASYNC_CONCURRENCY
+        self._connections = Slots(gate.settings.ASYNC_CONNECTIONS)
+        loop.at_end.callback(self._connections.close)
+        self._waiting = gate.ready.awaited
+
+    def put(self, found: Lease | Lane) -> None:
+        """Queue a lease, or the next batch of a lane, which grows until it has a place."""
+        self._waiting.append(found)
+        self._loop.call(self._fill)
+
+    def _fill(self) -> None:
+        while self._waiting and self._free > 0 and not self._loop.stopping:
+            found = self._waiting.popleft()
+            leases = [found] if isinstance(found, Lease) else self._deliveries.take(found)
+            if leases:  # a full lane is queued a second time
+                task = self._loop.create(self._deliver(leases), leases[0])
+                task.add_done_callback(self._finished)
+                self._free -= 1
+        self._gate.made_room()  # what waits here takes room from the next claim
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        lease = self._loop.running.pop(task)
+        self._free += 1
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log_failed(lease, error)
+        self._fill()
+
+    async def _deliver(self, leases: list[Lease]) -> None:
+        for each in leases:
+            if self._gate.closed:
+                self._gate.turn_away(each)
+            if not each.turned_away:
+                await self._wait_current(each)
+        if self._loop.stopping or not (started := self._held.start(leases)):
+            return
+        delivery = self._deliveries.of(started)
+        self._loop.note(delivery.lead)
+        try:
+            async with DeliveryThread(
+                self._connections, delivery.lead, alias=self._deliveries.alias
+            ) as thread:
+                await self._perform(delivery, thread)
+        except asyncio.CancelledError:
+            if delivery.left:
+                self._hand_back(delivery)
+                raise
+        except BaseException:  # while the interpreter exits, no thread can be used
+            if delivery.left:
+                raise
+        finally:
+            self._deliveries.end(delivery)
+
+    async def _perform(self, delivery: Delivery, thread: DeliveryThread) -> None:
+        async def tidy() -> bool:
+            await thread.close_connections()
+            return self._held.is_current(delivery.lead) and not self._loop.stopping
+
+        def pass_on() -> None:
+            self._deliveries.put(self._deliveries.pass_on(delivery))
+
+        await adrive(delivery.steps(), tidy=tidy, pass_on=pass_on)
+
+    def _hand_back(self, delivery: Delivery) -> None:
+        """Let the events of a cancelled delivery be released that are not decided."""
+        lease = delivery.lead
+        logger.warning(
+            "listener cancelled, event handed back "
+            "event_id=%s event_type=%s listener=%r seconds=%.1f",
+            *lease.named,
+            monotonic() - lease.started_at,
+        )
+        delivery.leave()
+
+    async def _wait_current(self, lease: Lease) -> None:
+        """Wait until the lease is renewed, if need be, or lost."""
+        while not self._loop.stopping and not self._held.is_current(lease):
+            if not self._held.has(lease):
+                return
+            await asyncio.sleep(0.05)
 
 
 class Slots:

@@ -1,11 +1,20 @@
-"""How often and how far the table is asked: throttles, watermarks, and the rate of a queue."""
+"""When the table is polled, and how far back: wakeups, throttles, watermarks, a queue's rate."""
 
 from __future__ import annotations
 
 import random
+import threading
+from collections import deque
+from collections.abc import Collection, Generator, Sequence
+from math import inf
+from typing import Any
 
 from ..clocks import monotonic
+from ..doorbell.base import MAX_INTERVALS, Ear
 from ..sql.values import Found
+
+WAIT_TIMEOUT = 0.2  # seconds of one wait for a notification; a stop may have to wait as long
+COMMIT_MARGIN = 0.005  # seconds after a writer's quiet interval; what it wrote is committed by then
 
 FULL_SCAN_FACTOR = 50.0  # a full scan is followed by a pause that many times as long
 LONGEST_PAUSE = 300.0  # seconds after a full scan
@@ -19,6 +28,100 @@ LONGEST_WAIT = 0.2  # seconds that one poll may delay the next, however many wor
 LATE_COMMIT_MARGIN = 1.0
 
 WORTHWHILE = 0.25  # seconds' worth of events to wait for, rather than claim each by itself
+
+
+class Wakeup:
+    """One per worker. Any thread may call its methods; only the claimer calls the last two."""
+
+    def __init__(self) -> None:
+        self.woken = threading.Event()  # ends the wait of the claimer's thread
+        self.poll_wanted = False  # cleared by the claimer
+        self.doorbell_is_reliable = self.suspect_waits = False
+        self._reported = deque[float]()  # due times (monotonic), for the claimer to take
+        self._soonest = inf  # the first of those that it took; like the next, only the claimer's
+        self._polled_at = -inf  # monotonic
+        self._poll_again_at: list[float] = []  # monotonic; replaced by the listener's thread
+
+    def wake(self) -> None:
+        """Have the claimer look what has changed."""
+        self.woken.set()
+
+    def poll(self) -> None:
+        """Have the claimer poll the table now."""
+        self.want_poll()
+        self.wake()
+
+    def want_poll(self) -> None:
+        """Have the claimer's next step poll the table."""
+        self.poll_wanted = True
+
+    def trust_doorbell(self, is_reliable: bool) -> None:
+        """Note whether every commit is announced; if not, polls take the place of that."""
+        self.doorbell_is_reliable = is_reliable
+
+    def note_suspects(self, found: Collection[object]) -> None:
+        """Note which events are to be run alone, for people to see."""
+        self.suspect_waits = bool(found)
+
+    def poll_again(self, delays: Sequence[float]) -> None:
+        """Have the claimer poll after each of ``delays`` (seconds), unless called again before.
+
+        A writer that has notified stays quiet for an interval; these polls find what it commits
+        meanwhile.
+        """
+        now = monotonic()
+        self._poll_again_at = [now + delay for delay in delays]
+
+    def expect(self, delay: float) -> None:
+        """Report that something becomes due in ``delay`` seconds."""
+        self._reported.append(monotonic() + delay)
+        self.wake()
+
+    def next_poll(self) -> float:
+        """Return when (monotonic) the next poll is due that can be foreseen."""
+        while self._reported:
+            self._soonest = min(self._soonest, self._reported.popleft())
+        return min([self._soonest, *(at for at in self._poll_again_at if at > self._polled_at)])
+
+    def take_due(self, now: float) -> bool:
+        """Return whether a poll is due by ``now`` (monotonic), and count it as done."""
+        # If it is set again from here on, this poll serves, or the next step.
+        is_wanted, self.poll_wanted = self.poll_wanted, False
+        if self.next_poll() > now:
+            return is_wanted
+        self._polled_at = now
+        if self._soonest <= now:
+            self._soonest = inf
+        return True
+
+
+class DoorbellListener:
+    """Requests a poll at each notification, and again when quiet writers may notify again."""
+
+    def __init__(self, ear: Ear, *, interval: float, wakeup: Wakeup) -> None:
+        self._ear = ear
+        self._quiet = (interval + COMMIT_MARGIN, MAX_INTERVALS * interval + COMMIT_MARGIN)
+        self._wakeup = wakeup
+        self._open = False
+
+    def step(self) -> Generator[Any, Any, float]:
+        try:
+            if not self._open:
+                yield lambda _: self._ear.listen()
+                self._open = True
+                self._wakeup.poll()  # finds what was announced before
+            if (yield lambda _: self._ear.wait(WAIT_TIMEOUT)):
+                self._wakeup.poll_again(self._quiet)
+                self._wakeup.poll()
+            self._wakeup.trust_doorbell(self._ear.sure)
+        except BaseException:
+            self._open = False
+            self._wakeup.trust_doorbell(False)
+            raise
+        return 0.0
+
+    def close(self) -> Generator[Any, Any, None]:
+        yield lambda _: self._ear.close()
 
 
 class Throttle:
