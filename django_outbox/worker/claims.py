@@ -191,7 +191,7 @@ class Claims:
         With ``scan``, claim those below the watermarks too. Return how many events they brought,
         and of which queues more streams are due.
         """
-        excluded, gates, branches = self._excluded(), self._gates, list[Branch]()
+        excluded, gates, branches = self._runs.excluded(monotonic()), self._gates, list[Branch]()
         for queue, room in rooms.items():
             limit = max(room // self._events_per_stream, min(room, self._settings.WORKERS))
             gate = gates.get(queue)  # ``drain()`` has none
@@ -210,7 +210,7 @@ class Claims:
 
     def claim_suspect(self, table: Table, queue: str) -> Steps[int]:
         """Claim one suspect, a stream's events to run one by one; return how many it brought."""
-        excluded = self._excluded() if table is STREAMS else ()
+        excluded = self._runs.excluded(monotonic()) if table is STREAMS else ()
         state = RescueState.SUSPECT
         claim = self.of([Branch(queue, 1)], table=table, exclude=excluded, state=state)
         if table is EVENTS:
@@ -226,9 +226,6 @@ class Claims:
         yield from self._runs.release_ended()
         announce(events_claimed, sender=self._alias, count=count, source="cold")
         return count
-
-    def _excluded(self) -> list[str]:
-        return [*self.reads.exclude, *self._runs.excluded(monotonic())]
 
     def _lease_streams(self, claim: Claim, *, alone: int = 0) -> Steps[tuple[Claimed, list[Run]]]:
         deadline = self._held.deadline(monotonic())

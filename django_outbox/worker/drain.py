@@ -292,8 +292,10 @@ class Drain(Settles):
 
     def _leave(self, leases: Iterable[Lease]) -> None:
         for each in leases:
-            left = self._left if each.stream is None else self._reads.exclude
-            left.append(each.stream or each.id)
+            if each.stream is None:
+                self._left.append(each.id)
+            else:
+                self._runs.exclude(each.stream)
 
     def _settle(self) -> None:
         """Write decisions; retry after errors, so that the events need not run again."""

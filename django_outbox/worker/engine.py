@@ -13,7 +13,7 @@ from .claimer import Claimer
 from .claims import Claims
 from .connection_cleanup import BrokenSessions
 from .gate import Gate, Gates
-from .heartbeat import Heartbeat
+from .heartbeat import Heartbeat, Statistics
 from .held import Held
 from .housekeeper import Housekeeper, Purger
 from .leases import ActiveLease, Releases
@@ -23,7 +23,6 @@ from .quarantine import Quarantine
 from .ready import Decisions
 from .runs import Runs
 from .settler import Settler
-from .statistics import Statistics
 
 
 class Engine:

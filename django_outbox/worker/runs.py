@@ -70,6 +70,10 @@ class Runs:
 
     # -- for the claimer -------------------------------------------------------------------------
 
+    def exclude(self, stream: str) -> None:
+        """Have a stream left to other workers, by all further claims."""
+        self._left_to_others[stream] = inf
+
     def excluded(self, now: float) -> list[str]:
         """Return the names of the streams that a claim leaves out.
 
@@ -261,7 +265,8 @@ class Runs:
             for run in ended:
                 held.forget(run)  # now, so that a claim right afterwards adds it as new
                 if run.is_left:
-                    self._left_to_others[run.id] = now + 2 * self.settings.PROBE_INTERVAL
+                    until = now + 2 * self.settings.PROBE_INTERVAL
+                    self._left_to_others.setdefault(run.id, until)
         if not ended:
             return 0
         given = [release_of(each, now) for each in ended]

@@ -24,9 +24,9 @@ from ..sql.values import LeaseKind
 from .connection_cleanup import BrokenSessions
 from .effects import Steps, Wait, act, in_turn, perform
 from .gate import Gates
+from .heartbeat import Statistics
 from .leases import Releases
 from .runs import kept_count
-from .statistics import Statistics
 
 logger = logging.getLogger("django_outbox")
 

@@ -44,7 +44,6 @@ class StreamReads:
         """``at`` is used by ``drain()`` instead of now."""
         self._me, self._held, self._settings, self._runs = runs.me, runs.held, runs.settings, runs
         self._pools, self.known_pauses, self._at = pools, known_pauses, at
-        self.exclude: list[str] = []  # streams that are not claimed again
         self.routed = 0  # events so far that were given to listeners they lacked
         self.parked = 0  # streams so far whose first events are paused
 

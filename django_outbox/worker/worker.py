@@ -93,13 +93,13 @@ class Worker:
         )
         self._executors = [self._executor(gate) for gate in self._gates]
         self._settler_loop = loop("settler", engine.settler.step)
-        self._heartbeat_loop = loop("heartbeat", engine.heartbeat.step, engine.heartbeat.close)
+        beat, claimer, keeper = engine.heartbeat, engine.claimer, engine.housekeeper
+        self._heartbeat_loop = loop("heartbeat", beat.step, close=beat.close)
         self._claimer_loop = loop(
-            "claimer", engine.claimer.step, engine.claimer.close, woken=engine.wakeup.woken
+            "claimer", claimer.step, close=claimer.close, woken=engine.wakeup.woken
         )
-        keeper = engine.housekeeper
         # Those that a stop ends first, without waiting, and those that it needs to its end.
-        self._side_loops = [loop("housekeeper", keeper.step, keeper.close)]
+        self._side_loops = [loop("housekeeper", keeper.step, close=keeper.close)]
         self._late_loops = [loop("watchdog", self._watch)]
         self._delivering: list[Part] = [  # without their progress no event is delivered
             *self._executors,
@@ -107,26 +107,21 @@ class Worker:
             self._heartbeat_loop,
         ]
         if (active := engine.active) is not None:
-            self._late_loops.append(loop("active", active.step, active.leader.release))
+            self._late_loops.append(loop("active", active.step, close=active.leader.release))
             self._delivering.append(self._late_loops[-1])
         self._delivering.append(self._claimer_loop)
         if (ear := doorbell.ear(self.alias)) is not None:
             listener = DoorbellListener(
                 ear, interval=settings.DOORBELL_INTERVAL, wakeup=engine.wakeup
             )
-            self._side_loops.append(loop("doorbell", listener.step, listener.close))
+            self._side_loops.append(loop("doorbell", listener.step, close=listener.close))
         self._parts: list[Part] = [self._late_loops[0], *self._delivering, *self._side_loops[::-1]]
         if settings.MODE == "writer_only":
             self._delivering, self._parts = [], [*self._side_loops[:1]]
 
     def _executor(self, gate: Gate) -> Executor:
-        deliveries = Deliveries(
-            alias=self.alias,
-            queue=gate,
-            settles=self._gates,
-            held=self._held,
-            runs=self._engine.runs,
-        )
+        gates, held, runs = self._gates, self._held, self._engine.runs
+        deliveries = Deliveries(alias=self.alias, queue=gate, settles=gates, held=held, runs=runs)
         return Executor(
             gate=gate,
             deliveries=deliveries,
@@ -135,21 +130,14 @@ class Worker:
             to_loop=AsyncDeliveries(loop=self._event_loop, gate=gate, deliveries=deliveries).put,
         )
 
-    def _loop(
-        self,
-        name: str,
-        step: Callable[[], Steps[float] | float],
-        close: Callable[[], Steps[None]] | None = None,
-        woken: threading.Event | None = None,
-    ) -> Loop:
+    def _loop(self, name: str, step: Callable[[], Any], **given: Any) -> Loop:
         return Loop(
             f"outbox-{self.alias}-{name}",
             step,
             alias=self.alias,
             lock_wait=self.settings.LOCK_WAIT,
-            close=close,
-            woken=woken,
             on_database_error=self._engine.sessions.report_broken,
+            **given,
         )
 
     def _watch(self) -> Steps[float]:

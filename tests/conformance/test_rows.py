@@ -16,7 +16,7 @@ from django.db import connection, transaction
 import django_outbox as outbox
 from django_outbox.models import OutboxEvent
 from django_outbox.sql import dialect_of
-from django_outbox.worker.statistics import Statistics
+from django_outbox.worker.heartbeat import Statistics
 from tests.plans import sent
 from tests.sessions import processes
 from tests.surroundings import gated

@@ -20,9 +20,9 @@ import django_outbox as outbox
 from django_outbox.listeners.outcomes import DONE
 from django_outbox.models import OutboxEvent, OutboxStatistics, OutboxWorker
 from django_outbox.models.statistics import OUTCOMES, RUN_COLUMNS, WAIT_COLUMNS, bucket
-from django_outbox.worker import statistics as engine_statistics
+from django_outbox.worker import heartbeat
 from django_outbox.worker.effects import perform
-from django_outbox.worker.statistics import Statistics
+from django_outbox.worker.heartbeat import Statistics
 from tests.fleet import Fleet
 from tests.plans import analyze, large_steps
 from tests.table import (
@@ -156,7 +156,7 @@ def test_41_what_ends_dead_without_a_start_is_counted_and_not_timed() -> None:
 
 def test_41_a_worker_writes_a_bounded_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Frequent types have their own rows, all others share one, and no count is lost."""
-    monkeypatch.setattr(engine_statistics, "MAX_TYPES", 3)
+    monkeypatch.setattr(heartbeat, "MAX_TYPES", 3)
     for number in range(10):
         insert(number + 1, event_type=f"order.{number}")
     with listening(lambda event: None, "order.*"), outbox.Worker():
