@@ -12,7 +12,18 @@ import django_outbox as outbox
 from django_outbox.models import OutboxEvent, OutboxInbox
 from tests.faulty import ERRORS, Fault, failing
 from tests.surroundings import by_whom, deliver
-from tests.table import history, insert, listening, now, purging, rest_of, row, statuses, write
+from tests.table import (
+    history,
+    insert,
+    listening,
+    now,
+    purging,
+    rest_of,
+    row,
+    statuses,
+    stream,
+    write,
+)
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -118,6 +129,19 @@ def test_a_row_that_is_refused_in_any_form_stays_leased_alone(
                     fault.stop()
                     wait_until(lambda: statuses() == {"DONE": 15, "DEAD": count})
     assert max(Counter(calls).values()) == 1
+
+
+def test_a_drain_leaves_the_key_of_a_refused_decision_leased() -> None:
+    """Its event is still pending, so that its stream must not be idle."""
+    with (
+        listening(lambda event: outbox.Dead("over") if event.key else None),
+        failing(Fault(SETTLE, ERRORS["DataError"])),
+    ):
+        write(key="k")
+        write(5)
+        outbox.drain()
+    assert statuses() == {"DONE": 5, "NEW": 1}
+    assert stream("k").locked_by is not None
 
 
 @by_whom

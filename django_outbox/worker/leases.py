@@ -6,7 +6,7 @@ The latter are for what one worker at a time does for all; their rows store the 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -18,7 +18,7 @@ from ..models import OutboxLease
 from ..signals import announce, lease_lost
 from ..sql import dialect_of
 from ..sql.values import EVENTS, STREAMS, Unclaimed
-from .effects import Statement, Steps, Wait
+from .effects import Steps, Wait, ask
 from .held import SAFE_PART, ids_and_leases
 from .runs import Runs
 
@@ -51,8 +51,9 @@ class Releases:
         streams = yield from self.runs.release_ended()
         if not rows:
             return [], streams
+        due = [Unclaimed(each.id, each.locked_at, each.due_at, each.run.queue) for each in rows]
         try:
-            left = yield self._statement("unclaim", due=as_before(rows))
+            left = yield ask("unclaim", me=self.me, due=due)
         except BaseException:
             self.held.add_rows(rows)  # they are renewed, and may still start
             raise
@@ -84,34 +85,22 @@ class Releases:
         for table in (EVENTS, STREAMS):
             if runs := self.held.of(table):
                 leases = ids_and_leases(runs)
-                count += yield self._statement("release", table=table, leases=leases, after=after)
+                count += yield ask("release", me=self.me, table=table, leases=leases, after=after)
         yield doorbell.ring
         return count
 
     def renew(self, runs: Sequence[Run]) -> Steps[None]:
         """Renew the leases of runs; give up those that other workers own."""
         for table in (EVENTS, STREAMS):
-            mine = [each for each in runs if each.table is table]
-            for start in range(0, len(mine), AT_ONCE):
-                some, deadline = mine[start : start + AT_ONCE], self.held.deadline(monotonic())
-                renewed, held = yield self._statement(
-                    "renew", table=table, leases=ids_and_leases(some), lease=self.held.lease
-                )
-                self.held.renewed([each for each in some if each.id in renewed], deadline)
-                self._lose([each for each in some if each.id not in held])
-
-    def _lose(self, runs: Sequence[Run]) -> None:
-        if count := self.held.lose(runs):
-            logger.warning("lost leases before their start count=%d", count)
-            announce(lease_lost, sender=self.alias, count=count)
-
-    def _statement(self, name: str, **given: object) -> Statement:
-        return lambda connection: getattr(dialect_of(connection), name)(me=self.me, **given)
-
-
-def as_before(leases: Iterable[Lease]) -> list[Unclaimed]:
-    """Return how rows are released unstarted: due as before, and where they were."""
-    return [Unclaimed(each.id, each.locked_at, each.due_at, each.run.queue) for each in leases]
+            if not (mine := [each for each in runs if each.table is table]):
+                continue
+            leases, deadline = ids_and_leases(mine), self.held.deadline(monotonic())
+            given = {"me": self.me, "table": table, "lease": self.held.lease}
+            renewed, held = yield ask("renew", leases=leases, **given)
+            self.held.renewed([each for each in mine if each.id in renewed], deadline)
+            if count := self.held.lose(each for each in mine if each.id not in held):
+                logger.warning("lost leases before their start count=%d", count)
+                announce(lease_lost, sender=self.alias, count=count)
 
 
 class Leader:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from math import inf
+from operator import itemgetter
 from typing import Any
 
 from .. import doorbell
@@ -28,8 +29,9 @@ MAX_EVENTS = 32  # events of one stream that are read at a time
 ROUTING_WAIT = 0.1  # seconds for which a stream waits until an earlier event of its key is routed
 SEQ, STATUS = KEYED.index("seq"), KEYED.index("status")
 DELIVER_AT = KEYED.index("deliver_at")
-PAUSE_COLUMNS = [KEYED.index(name) for name in ("event_type", "listener", "key")]
-ROUTE_COLUMNS = [KEYED.index(n) for n in ("aggregate_type", "event_type", "listener", "routes")]
+# What of a row decides whether it is paused, and whether it was given to all its listeners.
+pause_of = itemgetter(*map(KEYED.index, ("event_type", "listener", "key")))
+routes_of = itemgetter(*map(KEYED.index, ("aggregate_type", "event_type", "listener", "routes")))
 LISTENER, ROW_QUEUE = KEYED.index("listener"), KEYED.index("queue")
 ROUTED_UNTIL = len(KEYED)  # the column behind them
 FIRST_DUE, CREATED = KEYED.index("first_due_at"), KEYED.index("created_at")
@@ -71,7 +73,8 @@ class StreamReads:
             retries = yield ask("next_retries", read)
         mine = {each.name for each in streams}
         self._held.lose(each for each in runs if each.id not in mine)
-        if any(self._pause_of(row) is not None for each in streams for row in each.rows[:1]):
+        pauses, heads = self.known_pauses.pauses, [row for each in streams for row in each.rows[:1]]
+        if pauses and any(holding(pauses, *pause_of(row)) is not None for row in heads):
             yield self.known_pauses.read
         return (yield from self._take(streams, limit, retries))
 
@@ -82,7 +85,7 @@ class StreamReads:
             for found in streams
             if (run := self._held.get(found.name)) is not None
             for row in found.rows
-            if row[STATUS] != Status.DEAD and not is_whole(*(row[each] for each in ROUTE_COLUMNS))
+            if row[STATUS] != Status.DEAD and not is_whole(*routes_of(row))
         ]
         queues = yield from complete(lacking)
         self.routed += len(lacking) if queues else 0
@@ -120,7 +123,7 @@ class StreamReads:
         """Return the events to run now, and when the stream is due again."""
         now, started = self._at or stored_instant(found.now), monotonic()
         assert now is not None
-        leases: list[Lease] = []
+        pauses, leases = self.known_pauses.pauses, list[Lease]()
         plan = partial(StreamRead, run, found.seq, leases)
         due = inf if retry is None else started + (retry - now).total_seconds()
         for row in found.rows:
@@ -128,20 +131,20 @@ class StreamReads:
                 return plan(due)  # it blocks the events behind it, not a retry before it
             if row[ROUTED_UNTIL] is not None and row[ROUTED_UNTIL] < row[SEQ]:
                 return plan(started + ROUTING_WAIT)
-            if (pause := self._pause_of(row)) is not None:
+            if (pause := holding(pauses, *pause_of(row))) is not None:
                 self.parked += not leases
                 return plan(started, None if leases else parked_queue(pause))
             next_try = stored_instant(row[DELIVER_AT])
             if next_try is not None and next_try > now:
-                queue = None if leases else _queue_of(row)
+                queue = None if leases else expected_queue(row[LISTENER], row[ROW_QUEUE])
                 return plan(started + (next_try - now).total_seconds(), queue)
             leases.append(self._lease(row, run, found.now, next_try, is_head=not leases))
-        if len(found.rows) == limit and not _is_newest(found.rows[-1], found):
-            due = 0.0
+        if len(found.rows) == limit:
+            lane, _ = split_stream(found.name)
+            # Only in the key's own stream is the version the number of its newest event.
+            if lane or found.rows[-1][SEQ] != found.seq:
+                due = 0.0
         return plan(due)
-
-    def _pause_of(self, row: Sequence[Any]) -> int | None:
-        return holding(self.known_pauses.pauses, *(row[place] for place in PAUSE_COLUMNS))
 
     def _lease(
         self, row: Row, run: Run, now: Any, next_try: datetime | None, *, is_head: bool
@@ -152,19 +155,5 @@ class StreamReads:
             was, run.lost_worker = run.lost_worker, None
         lease = lease_from_row((*row[:ROUTED_UNTIL], due, was, now), KEYED, run=run, me=self._me)
         lease.rescues = run.rescues if is_head else 0
-        lease.queue = _queue_of(row)
+        lease.queue = expected_queue(row[LISTENER], row[ROW_QUEUE])
         return lease
-
-
-def _is_newest(row: Sequence[Any], stream: StreamRows) -> bool:
-    """Return whether a row is known to be its stream's last.
-
-    Only in the key's own stream is the version the number of its newest event.
-    """
-    lane, _ = split_stream(stream.name)
-    return not lane and bool(row[SEQ] == stream.seq)
-
-
-def _queue_of(row: Sequence[Any]) -> str:
-    """Return the queue that a row belongs to: that of its listener, if it is known here."""
-    return expected_queue(row[LISTENER], row[ROW_QUEUE])

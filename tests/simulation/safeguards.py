@@ -253,8 +253,8 @@ OWN = (
         edits=[
             (
                 "worker/leases.py",
-                "        for table in (EVENTS, STREAMS):\n            mine",
-                "        for table in (EVENTS,):\n            mine",
+                "for table in (EVENTS, STREAMS):\n            if not (mine",
+                "for table in (EVENTS,):\n            if not (mine",
             )
         ],
     ),
