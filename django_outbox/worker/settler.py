@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import partial
 
@@ -18,7 +17,7 @@ from ..log import first_line
 from ..models import OutboxEvent
 from ..signals import announce, event_dead, event_settled, lease_lost
 from ..sql import dialect_of
-from ..sql.halving import Part, answers, in_halves, without
+from ..sql.halving import answers, in_halves, without
 from ..sql.transactions import all_or_nothing
 from ..sql.values import LeaseKind
 from .connection_cleanup import BrokenSessions
@@ -51,10 +50,18 @@ class Settles:
     def _write(self, part: Settled, connection: BaseDatabaseWrapper) -> None:
         """Write decisions of one kind; what has been written is finished, whatever is raised."""
         refused, error = Settled(), None
-        for each in settle(part, connection=connection, me=self._me, settings=self._settings):
+        write_some = partial(write, connection=connection, me=self._me, settings=self._settings)
+        for each in in_halves(connection, part, write_some, shorter=[_shortened]):
             if not each.is_written:
                 refused, error = refused + each.rows, each.error
                 continue
+            if each.error is not None:
+                logger.error(
+                    "settle rejected by the database, error text stored as ASCII "
+                    "event_id=%s listener=%r",
+                    each.rows[0][0].event_id,
+                    each.rows[0][0].listener,
+                )
             if each.result:
                 perform(connection, self._renew_streams(each.rows))
             self._finish(each.rows)
@@ -79,7 +86,14 @@ class Settles:
     def _set_aside(self, rows: Settled, error: Exception) -> None:
         """Have decisions that were refused stay leased, or raise if all may be refused."""
         self._unsettled = without(self._unsettled, rows)
-        log_refused(rows, error)
+        logger.error(
+            "settle refused by the database, event stays leased "
+            "count=%d event_id=%s listener=%r error=%s",
+            len(rows),
+            rows[0][0].event_id,
+            rows[0][0].listener,
+            first_line(error),
+        )
 
 
 class Settler(Settles):
@@ -198,22 +212,6 @@ def split_by_kind(batch: Settled) -> list[Settled]:
     return [kinds[kind] for kind in sorted(kinds, key=lambda each: each[0])]
 
 
-def settle(
-    part: Settled, *, connection: BaseDatabaseWrapper, me: str, settings: Settings
-) -> Iterator[Part]:
-    """Write decisions of one kind as ``in_halves`` does; results are those of ``write``."""
-    write_some = partial(write, connection=connection, me=me, settings=settings)
-    for each in in_halves(connection, part, write_some, shorter=[_shortened]):
-        if each.is_written and each.error is not None:
-            logger.error(
-                "settle rejected by the database, error text stored as ASCII "
-                "event_id=%s listener=%r",
-                each.rows[0][0].event_id,
-                each.rows[0][0].listener,
-            )
-        yield each
-
-
 def write(batch: Settled, *, connection: BaseDatabaseWrapper, me: str, settings: Settings) -> int:
     """Write decisions, with the causes and the histories; return how many were refused.
 
@@ -256,18 +254,6 @@ def log_failed(lease: Lease, error: BaseException | None = None) -> None:
         lease.event_id,
         lease.listener,
         exc_info=error or True,
-    )
-
-
-def log_refused(refused: Settled, error: Exception) -> None:
-    """Log decisions that the database refuses; an error of one."""
-    logger.error(
-        "settle refused by the database, event stays leased "
-        "count=%d event_id=%s listener=%r error=%s",
-        len(refused),
-        refused[0][0].event_id,
-        refused[0][0].listener,
-        first_line(error),
     )
 
 
