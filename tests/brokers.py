@@ -16,7 +16,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +142,16 @@ class Broker:
 
 
 # --- RabbitMQ ------------------------------------------------------------------------------------
+
+
+@contextmanager
+def running(broker: Any) -> Iterator[Any]:
+    """Start a broker, and stop it at the end."""
+    try:
+        broker.start()
+        yield broker
+    finally:
+        broker.stop()
 
 
 class RabbitMQ(Broker):

@@ -25,36 +25,26 @@ def librdkafka() -> Any:
     if not found:
         pytest.skip("this build of confluent-kafka carries no librdkafka of its own")
     library = ctypes.CDLL(str(found[0]))
-    pointer = ctypes.c_void_p
-    library.rd_kafka_conf_new.restype = pointer
-    library.rd_kafka_new.restype = pointer
-    library.rd_kafka_new.argtypes = [ctypes.c_int, pointer, ctypes.c_char_p, ctypes.c_size_t]
-    library.rd_kafka_conf_set.argtypes = [
-        pointer,
-        ctypes.c_char_p,
-        ctypes.c_char_p,
-        ctypes.c_char_p,
-        ctypes.c_size_t,
-    ]
-    library.rd_kafka_destroy.argtypes = [pointer]
-    library.rd_kafka_mock_cluster_new.restype = pointer
-    library.rd_kafka_mock_cluster_new.argtypes = [pointer, ctypes.c_int]
-    library.rd_kafka_mock_cluster_destroy.argtypes = [pointer]
-    library.rd_kafka_mock_cluster_bootstraps.restype = ctypes.c_char_p
-    library.rd_kafka_mock_cluster_bootstraps.argtypes = [pointer]
-    number, text = ctypes.c_int, ctypes.c_char_p
-    library.rd_kafka_mock_topic_create.argtypes = [pointer, text, number, number]
-    library.rd_kafka_mock_topic_set_error.argtypes = [pointer, text, number]
-    library.rd_kafka_mock_partition_set_leader.argtypes = [pointer, text, number, number]
-    for name in ("down", "up"):
-        getattr(library, f"rd_kafka_mock_broker_set_{name}").argtypes = [pointer, number]
-    library.rd_kafka_mock_broker_set_rtt.argtypes = [pointer, number, number]
-    library.rd_kafka_mock_push_request_errors_array.argtypes = [
-        pointer,
-        ctypes.c_int16,
-        ctypes.c_size_t,
-        ctypes.POINTER(number),
-    ]
+    pointer, number, text = ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p
+    size, short, numbers = ctypes.c_size_t, ctypes.c_int16, ctypes.POINTER(ctypes.c_int)
+    for name, result, arguments in (
+        ("conf_new", pointer, []),
+        ("new", pointer, [number, pointer, text, size]),
+        ("conf_set", number, [pointer, text, text, text, size]),
+        ("destroy", None, [pointer]),
+        ("mock_cluster_new", pointer, [pointer, number]),
+        ("mock_cluster_destroy", None, [pointer]),
+        ("mock_cluster_bootstraps", text, [pointer]),
+        ("mock_topic_create", number, [pointer, text, number, number]),
+        ("mock_topic_set_error", None, [pointer, text, number]),
+        ("mock_partition_set_leader", number, [pointer, text, number, number]),
+        ("mock_broker_set_down", number, [pointer, number]),
+        ("mock_broker_set_up", number, [pointer, number]),
+        ("mock_broker_set_rtt", number, [pointer, number, number]),
+        ("mock_push_request_errors_array", None, [pointer, short, size, numbers]),
+    ):
+        function = getattr(library, f"rd_kafka_{name}")
+        function.restype, function.argtypes = result, arguments
     return library
 
 

@@ -139,12 +139,7 @@ def certificate(directory: Path, *, host: str, days: int = 1) -> tuple[Path, Pat
         .sign(key, hashes.SHA256())
     )
     files = directory / f"{host}.pem", directory / f"{host}.key"
-    files[0].write_bytes(made.public_bytes(serialization.Encoding.PEM))
-    files[1].write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-    )
+    pem, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    files[0].write_bytes(made.public_bytes(pem))
+    files[1].write_bytes(key.private_bytes(pem, form, serialization.NoEncryption()))
     return files

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from time import monotonic
@@ -60,11 +60,28 @@ class Client:
     def publish(self, batch: Sequence[Message], within: float = 20.0) -> list[Outcome]:
         return publish(self.session, batch, within)
 
+    def send(self, *batch: Message, within: float = 10.0) -> Any:
+        return self.publish(batch, within)
+
     def check(self) -> None:
         self.session.run(self.backend.check, timeout=10)
 
     def close(self) -> None:
         self.session.retire()
+
+
+@contextmanager
+def opener(make: Callable[..., Backend]) -> Iterator[Callable[..., Client]]:
+    """Yield a function that makes and opens a backend; close all of them at the end."""
+    made: list[Client] = []
+
+    def opened(*given: Any, **options: Any) -> Client:
+        made.append(Client(make(*given, **options)))
+        return made[-1]
+
+    yield opened
+    for each in made:
+        each.close()
 
 
 def use_relay(settings: Any, backend: str, to: str, options: Any, **own: Any) -> None:
@@ -81,6 +98,13 @@ def write(event_type: str = "order.placed", **fields: Any) -> OutboxEvent:
     with transaction.atomic():
         event_id = outbox.write(event_type, {"sku": "teapot", "name": "Kännchen"}, **given)
     return OutboxEvent.objects.get(pk=event_id)
+
+
+def drained(row: OutboxEvent) -> tuple[str, int]:
+    """Deliver what is due; return what has become of an event, and its attempts."""
+    outbox.drain()
+    row.refresh_from_db()
+    return OutboxEvent.Status(row.status).name, row.attempts
 
 
 @contextmanager

@@ -18,8 +18,9 @@ import pytest
 import django_outbox as outbox
 from django_outbox.models import OutboxEvent
 from django_outbox.relays import BrokerUnavailable, Message
+from tests import relay_adapters
 from tests.receiver import Receiver, receiving
-from tests.relay_messages import Client, kinds, numbered, use_relay, write
+from tests.relay_messages import Client, drained, kinds, numbered, opener, use_relay, write
 from tests.waiting import wait_until
 
 boto3 = pytest.importorskip("boto3")
@@ -33,11 +34,7 @@ from tests.cases import cases  # noqa: E402
 
 database = pytest.mark.django_db(transaction=True)
 
-ACCESS = {
-    "region_name": "eu-central-1",
-    "aws_access_key_id": "AKIATESTING",
-    "aws_secret_access_key": "open-sesame",
-}
+ACCESS = relay_adapters.SQS.ACCESS
 
 
 @pytest.fixture(autouse=True)
@@ -76,17 +73,14 @@ def sns(moto: str) -> Iterator[Any]:
 @pytest.fixture
 def backend() -> Iterator[Any]:
     """Yield a function that opens a backend."""
-    opened = []
 
     def make(kind: Any, endpoint: str, to: str = "", **options: Any) -> Any:
         made = kind(**{**ACCESS, "endpoint_url": endpoint, **options})
         made.to = to
-        opened.append(Client(made))
-        return opened[-1]
+        return made
 
-    yield make
-    for each in opened:
-        each.close()
+    with opener(make) as opened:
+        yield opened
 
 
 def queue(sqs: Any, *, fifo: bool = False) -> str:
@@ -142,12 +136,6 @@ def relay(settings: Any, moto: str) -> Any:
     return lambda backend, to, **own: use_relay(
         settings, f"aws.{backend}", to, own.pop("OPTIONS", options), **own
     )
-
-
-def drained(row: OutboxEvent) -> tuple[str, int]:
-    outbox.drain()
-    row.refresh_from_db()
-    return OutboxEvent.Status(row.status).name, row.attempts
 
 
 @database
@@ -247,6 +235,7 @@ def test_group_ids_that_aws_refuses_are_hashed(group: str) -> None:
     assert "MessageGroupId" not in entry_of("sqs", message("a")).given
 
 
+TO = {SQS: "http://x/q", SNS: "arn:aws:sns:eu-central-1:123456789012:t"}
 NO_ARNS = ["topic", "arn:aws:sqs:eu-central-1:123456789012:a", "arn:aws:sns:eu-central-1:1:a"]
 NO_QUEUES = ["a b", "a.b", "q" * 81, "ftp://a"]
 
@@ -404,10 +393,37 @@ def test_an_outage_in_mid_batch_leaves_what_was_confirmed(backend: Any, endpoint
     assert {type(each) for each in found[10:]} == {BrokerUnavailable}
 
 
-def test_what_was_under_way_when_the_endpoint_fell_silent_costs_no_attempt(
-    backend: Any, endpoint: Endpoint
+@cases("kind", [SQS, SNS])
+@cases(
+    ("status", "body"),
+    [
+        (200, b""),
+        (200, b'{"Succ'),
+        (200, b"<PublishBatchResponse><Pub"),
+        (200, b"<html></html>"),
+        (302, b"<html>log in</html>"),
+        (400, b""),
+        (400, b'{"__ty'),
+        (403, b"<html>no</html>"),
+        (404, b"{}"),
+    ],
+)
+def test_an_answer_that_is_not_a_whole_one_of_aws_is_an_outage(
+    backend: Any, endpoint: Endpoint, kind: Any, status: int, body: bytes
 ) -> None:
-    """The first of three calls ends last, without an answer."""
+    endpoint.receiver.answer = lambda path, _: (status, {}, body)
+    sender = backend(kind, endpoint.url, TO[kind])
+    with pytest.raises(BrokerUnavailable):
+        sender.publish([message(TO[kind], n) for n in range(3)])
+    with pytest.raises(BrokerUnavailable):
+        sender.check()
+
+
+def test_a_call_without_an_answer_costs_no_attempt_though_a_later_one_has_one(
+    backend: Any, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the endpoint comes back in mid-batch."""
+    monkeypatch.setattr(aws, "THREADS", 1)
     ended = threading.Event()
 
     def answer(entries: list[dict[str, Any]]) -> Any:
@@ -416,7 +432,7 @@ def test_what_was_under_way_when_the_endpoint_fell_silent_costs_no_attempt(
         return 200, done(entries)
 
     endpoint.answer = answer
-    sender = backend(SQS, endpoint.url, timeout=4)
+    sender = backend(SQS, endpoint.url, timeout=1)
     found = sender.publish([message("http://x/q", n) for n in range(30)])
     ended.set()
     assert {type(each) for each in found[:10]} == {BrokerUnavailable}

@@ -21,6 +21,7 @@ from django_outbox.relays import BrokerUnavailable
 from django_outbox.relays.backend import Refused
 from django_outbox.relays.session import Session
 from tests import relay_messages
+from tests.brokers import running
 from tests.relay_adapters import ADAPTERS, Adapter
 from tests.relay_messages import Proxy, kinds, message, messages, opened, publish, use_relay
 from tests.waiting import wait_until
@@ -33,22 +34,16 @@ Status = OutboxEvent.Status
 @pytest.fixture(scope="module", params=ADAPTERS)
 def adapter(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Adapter]:
     made = ADAPTERS[request.param](tmp_path_factory.mktemp(request.param))
-    try:
-        made.broker.start()
+    with running(made.broker):
         yield made
-    finally:
-        made.broker.stop()
 
 
 @pytest.fixture(params=ADAPTERS)
 def own(request: Any, tmp_path: Any) -> Iterator[Adapter]:
     """Yield a broker that the test may kill."""
     made = ADAPTERS[request.param](tmp_path)
-    try:
-        made.broker.start()
+    with running(made.broker):
         yield made
-    finally:
-        made.broker.stop()
 
 
 def named(adapter: Adapter) -> str:

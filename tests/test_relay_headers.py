@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime, timezone
 from typing import Any
 
@@ -69,9 +70,7 @@ def test_what_commands_one_broker_is_sent_to_another() -> None:
     assert {*sent(backend, everything)} >= {*everything}
 
 
-def test_a_backend_of_your_own_says_which(settings: Any) -> None:
-    import re
-
+def test_a_backend_of_your_own_says_which() -> None:
     class Careful(InMemory):
         commands = re.compile("purge|stop-.*")
 

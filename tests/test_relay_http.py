@@ -23,7 +23,7 @@ from django_outbox.relays.session import EventLoopThread
 from tests import relay_messages, samples
 from tests.brokers import free_port
 from tests.receiver import Receiver, certificate, receiving
-from tests.relay_messages import use_relay, write
+from tests.relay_messages import drained, opener, use_relay, write
 from tests.waiting import wait_until
 
 httpcore = pytest.importorskip("httpcore")
@@ -58,30 +58,17 @@ def receiver() -> Iterator[Receiver]:
         yield made
 
 
-class Client(relay_messages.Client):
-    """A webhook to receivers on this machine, opened."""
-
-    def __init__(self, to: str = "", **options: Any) -> None:
-        backend = Webhook(**{**LOCAL, **options})
-        backend.to = to
-        super().__init__(backend)
-
-    def send(self, *messages: Message, within: float = 10.0) -> Any:
-        return self.publish(messages, within)
-
-
 @pytest.fixture
 def client() -> Iterator[Any]:
-    """Yield a function that makes a client."""
-    made: list[Client] = []
+    """Yield a function that opens a webhook to receivers on this machine."""
 
-    def make(to: str = "", **options: Any) -> Client:
-        made.append(Client(to, **options))
-        return made[-1]
+    def make(to: str = "", **options: Any) -> Webhook:
+        backend = Webhook(**{**LOCAL, **options})
+        backend.to = to
+        return backend
 
-    yield make
-    for each in made:
-        each.close()
+    with opener(make) as opened:
+        yield opened
 
 
 def message(to: str, number: int = 0, **fields: Any) -> Message:
@@ -113,12 +100,6 @@ def relay(settings: Any) -> Any:
     )
 
 
-def drained(row: OutboxEvent) -> tuple[str, int]:
-    outbox.drain()
-    row.refresh_from_db()
-    return OutboxEvent.Status(row.status).name, row.attempts
-
-
 @database
 def test_a_webhook_has_the_stored_text_its_headers_and_a_signature(
     relay: Any, receiver: Receiver
@@ -129,19 +110,11 @@ def test_a_webhook_has_the_stored_text_its_headers_and_a_signature(
     ((path, headers, body),) = receiver.received
     assert path == "/hooks/order.placed/a%2Fb%20%C3%A4?k=1%262"
     assert body.decode() == row.payload
-    expected = {
-        "webhook-id": row.pk,
-        "host": f"127.0.0.1:{receiver.port}",
-        "user-agent": "django-outbox",
-    }
-    assert expected.items() <= headers.items()
+    expected = {"webhook-id": row.pk, "host": f"127.0.0.1:{receiver.port}"}
+    assert {**expected, "user-agent": "django-outbox"}.items() <= headers.items()
     verify(receiver)
     with pytest.raises(standardwebhooks.WebhookVerificationError):
         verify(receiver, OTHER_SECRET)
-
-
-def in_half_an_hour() -> str:
-    return formatdate(time.time() + 1800, usegmt=True)
 
 
 RETRY_AFTER = ("1800", "date", "1e99", "Sun, 06 Nov 1994 08:49:37 GMT", "99999999999")
@@ -163,7 +136,8 @@ def test_what_a_receiver_answers(
     relay: Any, receiver: Receiver, status: int, retry_after: str, expected: Any
 ) -> None:
     """Retry-After counts for 429, up to a day; otherwise the retry policy waits an hour."""
-    given = in_half_an_hour() if retry_after == "date" else retry_after
+    in_half_an_hour = formatdate(time.time() + 1800, usegmt=True)
+    given = in_half_an_hour if retry_after == "date" else retry_after
     headers = {"retry-after": given} if given else {}
     location = {"location": f"{receiver.origin}/elsewhere"}
     receiver.answer = lambda path, body: (status, {**headers, **location}, b"")

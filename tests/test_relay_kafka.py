@@ -22,7 +22,7 @@ from django_outbox.relays.backend import Refused
 from tests import brokers, mock_kafka
 from tests.mock_kafka import MockCluster
 from tests.relay_adapters import create, records
-from tests.relay_messages import Client
+from tests.relay_messages import Client, opener
 from tests.relay_messages import numbered as message
 from tests.waiting import wait_until
 
@@ -35,10 +35,8 @@ if confluent:  # after the skip
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[brokers.Tansu]:
     """Start a real broker."""
-    broker = brokers.Tansu(tmp_path)
-    broker.start()
-    yield broker
-    broker.stop()
+    with brokers.running(brokers.Tansu(tmp_path)) as broker:
+        yield broker
 
 
 @pytest.fixture
@@ -52,17 +50,8 @@ def mock() -> Iterator[MockCluster]:
 
 @pytest.fixture
 def opened() -> Iterator[Callable[..., Client]]:
-    """Yield a function that makes and opens a backend; close all of them at the end."""
-    made: list[Client] = []
-
-    def opened(servers: str, **options: Any) -> Client:
-        backend = Kafka(**{"bootstrap.servers": servers, **options})
-        made.append(Client(backend))
-        return made[-1]
-
-    yield opened
-    for each in made:
-        each.close()
+    with opener(lambda servers, **own: Kafka(**{"bootstrap.servers": servers, **own})) as opened:
+        yield opened
 
 
 def messages(count: int, **given: Any) -> list[Message]:
@@ -117,11 +106,8 @@ def test_only_the_message_that_is_too_large_for_the_topic_is_dead(mock: Any, ope
     outcomes = backend.publish(messages(4), 10)
     assert isinstance(outcomes[0], Unrecoverable)
     assert outcomes[1:] == [None] * 3
-    assert sorted(each.value() for each in records(mock.servers)) == [
-        b'{"n":1}',
-        b'{"n":2}',
-        b'{"n":3}',
-    ]
+    stored = sorted(each.value() for each in records(mock.servers))
+    assert stored == [b'{"n":%d}' % n for n in (1, 2, 3)]
     assert backend.publish([message(0)], 10) == [None]
 
 

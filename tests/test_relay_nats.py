@@ -6,7 +6,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,27 +33,15 @@ LARGEST = 102_400  # bytes of a message that the server takes
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[brokers.Nats]:
-    broker = brokers.Nats(tmp_path_factory.mktemp("nats"))
-    try:
-        broker.start()
+    with brokers.running(brokers.Nats(tmp_path_factory.mktemp("nats"))) as broker:
         yield broker
-    finally:
-        broker.stop()
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., brokers.Nats]]:
     """Yield a function that starts a server which the test may restart."""
-    started: list[brokers.Nats] = []
-
-    def start(**options: Any) -> brokers.Nats:
-        started.append(brokers.Nats(tmp_path, **options))
-        started[-1].start()
-        return started[-1]
-
-    yield start
-    for each in started:
-        each.stop()
+    with ExitStack() as stack:
+        yield lambda **given: stack.enter_context(brokers.running(brokers.Nats(tmp_path, **given)))
 
 
 @pytest.fixture
@@ -164,17 +152,7 @@ def plain() -> Iterator[Plain]:
         ("shop:s3cret@", {"tls": ssl.create_default_context()}),
         ("nats://shop:s3cret@", {"tls_hostname": "nats.example"}),
     ],
-    ids=[
-        "url",
-        "token",
-        "options",
-        "token option",
-        "signature",
-        "none",
-        "context",
-        "no scheme",
-        "hostname",
-    ],
+    ids="url,token,options,token option,signature,none,context,no scheme,hostname".split(","),
 )
 def test_nothing_is_sent_without_the_tls_that_was_asked_for(
     plain: Plain, scheme: str, options: dict[str, Any]
@@ -196,10 +174,8 @@ def test_a_server_with_tls(start: Any, tmp_path: Path) -> None:
     config = f'tls {{ cert_file: "{files[0]}", key_file: "{files[1]}" }}'
     broker = start(config=f"{config}\nauthorization {{ user: shop, password: s3cret }}")
     context = ssl.create_default_context(cafile=files[0])
-    own, login = (
-        broker.url.replace("://", "://shop:s3cret@"),
-        {"user": "shop", "password": "s3cret"},
-    )
+    own = broker.url.replace("://", "://shop:s3cret@")
+    login = {"user": "shop", "password": "s3cret"}
     for url, options in ((own, {}), (own.replace("nats:", "tls:"), {}), (broker.url, login)):
         with opened(JetStream(servers=url, tls=context, **options)) as session:
             check(session)
@@ -336,9 +312,7 @@ def test_a_leaf_node_of_a_server_with_jetstream(tmp_path: Path) -> None:
     )
     remotes = f'leafnodes {{ remotes: [ {{ url: "nats://127.0.0.1:{port}" }} ] }}'
     leaf = brokers.Nats(directories[1], jetstream=False, config=remotes)
-    try:
-        hub.start()
-        leaf.start()
+    with brokers.running(hub), brokers.running(leaf):
         stream = Stream(hub.url)
         with opened(JetStream(servers=leaf.url, domain="hub")) as session:
             session.backend.to = f"{stream.name}.order.placed"
@@ -350,9 +324,6 @@ def test_a_leaf_node_of_a_server_with_jetstream(tmp_path: Path) -> None:
                 check(session)
             batch = [stream.message(), message("nobody.listens")]
             assert kinds(publish(session, batch)) == {"": 1, "NoStream": 1}
-    finally:
-        leaf.stop()
-        hub.stop()
 
 
 def test_a_disk_that_is_full(start: Any, tmp_path: Path) -> None:

@@ -27,12 +27,8 @@ FULL = {"x-max-length": 10, "x-overflow": "reject-publish"}
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[brokers.RabbitMQ]:
-    broker = brokers.RabbitMQ(tmp_path_factory.mktemp("rabbitmq"))
-    try:
-        broker.start()
+    with brokers.running(brokers.RabbitMQ(tmp_path_factory.mktemp("rabbitmq"))) as broker:
         yield broker
-    finally:
-        broker.stop()
 
 
 @pytest.fixture
@@ -74,9 +70,6 @@ def test_the_consumer_of_the_page_handles_a_repeat_once(consumer: Consumer) -> N
                 consume(wait_until(queue.get), handled.append)
             assert queue.get() is None
     assert handled == [{"sku": "teapot"}]
-
-
-# --- confirmations --------------------------------------------------------------------------------
 
 
 # --- refusals -------------------------------------------------------------------------------------
@@ -222,13 +215,7 @@ def test_a_check_leaves_nothing_behind(consumer: Consumer) -> None:
 
 
 def test_arguments_of_the_client_replace_the_url(broker: brokers.RabbitMQ) -> None:
-    options = {
-        "host": "127.0.0.1",
-        "port": broker.port,
-        "login": "guest",
-        "password": "guest",
-        "client_properties": {"connection_name": "shop"},
-    }
-    with opened(RabbitMQ(**options)) as session:
+    login = {"host": "127.0.0.1", "port": broker.port, "login": "guest", "password": "guest"}
+    with opened(RabbitMQ(**login, client_properties={"connection_name": "shop"})) as session:
         assert "shop" in broker.control("list_connections", "client_properties")
         session.run(session.backend.check, timeout=10)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import django_outbox as outbox
 from django_outbox.models import OutboxEvent
 from django_outbox.relays import BrokerUnavailable, Message
 from tests import brokers, samples
-from tests.relay_messages import Client, write
+from tests.relay_messages import Client, opener, write
 from tests.relay_messages import numbered as message
 from tests.waiting import wait_until
 
@@ -28,19 +29,17 @@ on_the_table = pytest.mark.django_db(transaction=True)
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., brokers.Redis]]:
     """Yield a function that starts a server with options; stop all servers at the end."""
-    started: list[brokers.Redis] = []
+    with ExitStack() as stack:
 
-    def start(**options: Any) -> brokers.Redis:
-        directory = tmp_path / f"redis-{len(started)}"
-        directory.mkdir()
-        server = brokers.Redis(directory, **options)
-        started.append(server)
-        server.start()
-        return server
+        def start(**options: Any) -> brokers.Redis:
+            directory = tmp_path / f"redis-{len([*tmp_path.iterdir()])}"
+            directory.mkdir()
+            server: brokers.Redis = stack.enter_context(
+                brokers.running(brokers.Redis(directory, **options))
+            )
+            return server
 
-    yield start
-    for each in started:
-        each.stop()
+        yield start
 
 
 @pytest.fixture
@@ -50,17 +49,8 @@ def server(start: Callable[..., brokers.Redis]) -> brokers.Redis:
 
 @pytest.fixture
 def opened() -> Iterator[Callable[..., Client]]:
-    """Yield a function that makes and opens a backend; close all of them at the end."""
-    made: list[Client] = []
-
-    def opened(url: str, **options: Any) -> Client:
-        backend = Stream(url=url, **options)
-        made.append(Client(backend))
-        return made[-1]
-
-    yield opened
-    for each in made:
-        each.close()
+    with opener(lambda url, **options: Stream(url=url, **options)) as opened:
+        yield opened
 
 
 @pytest.fixture
@@ -218,37 +208,20 @@ def test_a_user_without_permissions(server: Any, client: Any, opened: Any) -> No
     assert isinstance(outcomes[1], Refused)
 
 
-def test_a_cluster_is_named_by_the_check_and_by_its_messages(tmp_path: Any, opened: Any) -> None:
-    nodes = [brokers.Redis(tmp_path / name, cluster_enabled="yes") for name in _made(tmp_path)]
-    try:
-        for each in nodes:
-            each.start()
-        with (
-            redis.Redis.from_url(nodes[0].url) as first,
-            redis.Redis.from_url(nodes[1].url) as second,
-        ):
-            first.execute_command("CLUSTER", "ADDSLOTSRANGE", "0", "8191")
-            second.execute_command("CLUSTER", "ADDSLOTSRANGE", "8192", "16383")
-            first.execute_command("CLUSTER", "MEET", "127.0.0.1", str(nodes[1].port))
-            wait_until(lambda: first.cluster("INFO")["cluster_state"] == "ok")
-        backend = opened(nodes[0].url)
-        with pytest.raises(Refused, match="is a Redis Cluster, which is not supported"):
-            backend.check()
-        batch = [message(n, to=f"orders-{n}") for n in range(20)]
-        refused = [each for each in backend.publish(batch, 10) if each is not None]
-        assert refused
-        for each in refused:
-            assert "is a Redis Cluster, which is not supported" in str(each)
-    finally:
-        for each in nodes:
-            each.stop()
-
-
-def _made(directory: Path) -> list[str]:
-    names = ["first", "second"]
-    for each in names:
-        (directory / each).mkdir()
-    return names
+def test_a_cluster_is_named_by_the_check_and_by_its_messages(start: Any, opened: Any) -> None:
+    nodes = [start(cluster_enabled="yes") for _ in range(2)]
+    with redis.Redis.from_url(nodes[0].url) as first, redis.Redis.from_url(nodes[1].url) as second:
+        first.execute_command("CLUSTER", "ADDSLOTSRANGE", "0", "8191")
+        second.execute_command("CLUSTER", "ADDSLOTSRANGE", "8192", "16383")
+        first.execute_command("CLUSTER", "MEET", "127.0.0.1", str(nodes[1].port))
+        wait_until(lambda: first.cluster("INFO")["cluster_state"] == "ok")
+    backend, said = opened(nodes[0].url), "is a Redis Cluster, which is not supported"
+    with pytest.raises(Refused, match=said):
+        backend.check()
+    batch = [message(n, to=f"orders-{n}") for n in range(20)]
+    refused = [str(each) for each in backend.publish(batch, 10) if each is not None]
+    assert refused
+    assert all(said in each for each in refused)
 
 
 # -- options ---------------------------------------------------------------------------------------

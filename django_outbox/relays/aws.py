@@ -2,8 +2,8 @@
 
 What an error means:
 
-- The endpoint cannot be reached, answers 5xx, or refuses the credentials (expired, unknown, none):
-  ``BrokerUnavailable``, as no answer in time is if none comes after it.
+- The endpoint cannot be reached, does not answer in time, answers 5xx or not as AWS does (a proxy's
+  page, an answer that is cut off), or refuses the credentials: ``BrokerUnavailable``.
 - Throttling: the message is deferred for a second, and no attempt is spent.
 - A message that AWS cannot take (contents, size, parameters): ``Unrecoverable``, for it alone.
 - Anything else about a queue or topic (it does not exist, no permission, its KMS key is disabled):
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from time import monotonic
 from typing import Any, ClassVar, Final
 
@@ -25,7 +25,7 @@ from botocore.config import Config
 from ..exceptions import BrokerUnavailable, Unrecoverable
 from ..listeners.outcomes import Defer
 from .aws_messages import THROTTLED, Denied, Entry, entry_of, grouped, meaning, shown
-from .backend import Backend, Message, Outcome, Refused, Together, Unconfirmed
+from .backend import Backend, Message, Outcome, Refused, Together
 
 THREADS: Final = 8  # calls at a time
 CONNECT_SHARE: Final = 1 / 4  # of the timeout, for a connection; half of it is for the answer
@@ -107,11 +107,13 @@ class _Client(Backend):
         for index, each in enumerate(messages):
             each.given["Id"] = str(index)
         calls = [self._threads.submit(self._call, each, last_start) for each in grouped(messages)]
-        outcomes: dict[str, Outcome] = {}  # in the order in which the calls have ended
-        for call in as_completed(calls):
+        outcomes: dict[str, Outcome] = {}
+        for call in calls:
             outcomes |= call.result()
-        _settle(outcomes)
-        return [outcomes[each.given["Id"]] for each in messages]
+        found = [outcomes[each.given["Id"]] for each in messages]
+        # What was not sent because others waited for an answer in vain shares their outcome.
+        away = next((each for each in found if isinstance(each, BrokerUnavailable)), NOT_SENT)
+        return [away if each is NOT_SENT else each for each in found]
 
     def check(self) -> None:
         """Make the smallest call. That AWS denies it is an answer, too: it may be forbidden.
@@ -120,7 +122,7 @@ class _Client(Backend):
         """
         try:
             self._ask("" if "{" in self.to or not self.to else self._destination(self.to))
-        except (exceptions.ClientError, exceptions.BotoCoreError) as error:
+        except Exception as error:  # noqa: BLE001 - the parser of answers raises several kinds
             found = _outcome(error)
             if found is not THROTTLED and not isinstance(found, Denied):
                 raise found from None
@@ -137,12 +139,14 @@ class _Client(Backend):
             outcome = _outcome(error)
             is_of_one = isinstance(outcome, Unrecoverable)
             return dict.fromkeys(ids, Together(outcome) if is_of_one else outcome)
-        lost = Refused("AWS answered without naming the message.")
-        found: dict[str, Outcome] = dict.fromkeys(ids, lost)
-        found |= dict.fromkeys(each["Id"] for each in answer.get("Successful", ()))
+        found: dict[str, Outcome] = dict.fromkeys(
+            each["Id"] for each in answer.get("Successful", ())
+        )
         for each in answer.get("Failed", ()):
             found[each["Id"]] = meaning(each, "AWS refused the message with")
-        return found
+        # botocore takes a body that is cut off for an answer that names no message.
+        kind = Refused if found else BrokerUnavailable
+        return {**dict.fromkeys(ids, kind("AWS answered without naming the message.")), **found}
 
     def _destination(self, to: str) -> str:
         return to
@@ -171,7 +175,8 @@ class SQS(_Client):
 
     def _ask(self, destination: str) -> None:
         if destination:
-            self._client.get_queue_attributes(QueueUrl=destination, AttributeNames=["QueueArn"])
+            asked = {"QueueUrl": destination, "AttributeNames": ["QueueArn"]}
+            _ = self._client.get_queue_attributes(**asked)["Attributes"]  # none: not AWS's answer
         else:
             self._client.list_queues(MaxResults=1)
 
@@ -194,29 +199,15 @@ class SNS(_Client):
 # --- outcomes ------------------------------------------------------------------------------------
 
 
-def _settle(outcomes: dict[str, Outcome]) -> None:
-    """Take AWS for away after its last answer: calls run at a time, and end in another order.
-
-    What was not sent because others waited for an answer in vain was not sent for the same reason.
-    """
-    for each, outcome in reversed([*outcomes.items()]):
-        if isinstance(outcome, Unconfirmed):
-            outcomes[each] = BrokerUnavailable(str(outcome))
-        elif outcome is not NOT_SENT and not isinstance(outcome, BrokerUnavailable):
-            return
-    away = next((each for each in outcomes.values() if each is not NOT_SENT), NOT_SENT)
-    outcomes |= dict.fromkeys(outcomes, away)
-
-
 def _outcome(error: Exception) -> Any:
     if isinstance(error, exceptions.ClientError):
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-        return meaning(error.response["Error"], "AWS answered", status=int(status))
+        return meaning(error.response.get("Error", {}), "AWS answered", status=int(status))
     said = shown(str(error))
     if isinstance(error, exceptions.ParamValidationError):
         return Unrecoverable(said)
-    if isinstance(error, exceptions.ReadTimeoutError):
-        return Unconfirmed(said)
-    if isinstance(error, exceptions.BotoCoreError):  # no connection, or no more; no credentials
-        return BrokerUnavailable(said)
-    return Refused(f"{type(error).__name__}: {said}")
+    if not isinstance(error, exceptions.BotoCoreError):  # of the parser of answers
+        said = f"The endpoint did not answer as AWS does: {type(error).__name__}: {said}"
+    # A call that AWS does not answer is not the fault of its messages, though a later one may be
+    # answered: the endpoint has come back by then.
+    return BrokerUnavailable(said)

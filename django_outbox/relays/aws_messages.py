@@ -41,13 +41,13 @@ GROUP: Final = re.compile(r"[!-~]{1,128}")  # also of deduplication ids
 UNSENDABLE: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 THROTTLED: Final = Defer(1, "AWS asks to send more slowly")  # seconds
-# Codes without "Exception" at their end, which some of them have.
+# Codes without "Exception" at their end, which some of them have; numbers are a proxy's status.
 CONTENTS: Final = frozenset(
-    "BatchRequestTooLong InvalidMessageContents InvalidParameter InvalidParameterValue "
+    "413 BatchRequestTooLong InvalidMessageContents InvalidParameter InvalidParameterValue "
     "MissingParameter ValidationError Validation".split()
 )
 THROTTLING: Final = frozenset(
-    "KmsThrottled KMSThrottling OverLimit RequestThrottled Throttled Throttling "
+    "429 KmsThrottled KMSThrottling OverLimit RequestThrottled Throttled Throttling "
     "TooManyRequests".split()
 )
 DENIED: Final = frozenset(("AccessDenied", "AuthorizationError"))
@@ -153,10 +153,11 @@ def meaning(error: Mapping[str, Any], said: str, *, status: int = 0) -> Any:
     short = code.rpartition(".")[2].removesuffix("Exception")
     if short in THROTTLING:
         return THROTTLED
-    if status >= 500 or short in CREDENTIALS:
-        return BrokerUnavailable(text)
     if short in CONTENTS:  # it can never be sent
         return Unrecoverable(text)
+    # Without a code, or with the status for one, it is not AWS that answers, or not to the end.
+    if status >= 500 or short in CREDENTIALS or not short.strip("0123456789"):
+        return BrokerUnavailable(text)
     return Denied(text) if short in DENIED else Refused(text)
 
 

@@ -130,15 +130,11 @@ class Webhook(Backend):
         has at least the other half for its answer; what does not come to that is deferred.
         """
         last_start = (monotonic() + deadline) / 2
-        tasks = [asyncio.ensure_future(self._send(each, last_start, deadline)) for each in messages]
-        try:
-            await asyncio.wait(tasks, timeout=deadline - monotonic() + GRACE)
-        finally:
-            for each in tasks:
-                each.cancel()
-            ended = await asyncio.gather(*tasks, return_exceptions=True)
+        timeout = deadline - monotonic() + GRACE
+        calls = [asyncio.wait_for(self._send(m, last_start, deadline), timeout) for m in messages]
+        ended = await asyncio.gather(*calls, return_exceptions=True)
         late = Refused("The receiver did not answer before the deadline.")
-        return [late if isinstance(each, asyncio.CancelledError) else each for each in ended]
+        return [late if isinstance(each, asyncio.TimeoutError) else each for each in ended]
 
     async def check(self) -> None:
         """Connect to the host, if all messages go to one; otherwise no host speaks for the others.

@@ -350,14 +350,17 @@ class SQS(Webhook):
     def _answer(self, path: str, body: bytes) -> tuple[int, dict[str, str], bytes]:
         done: list[Any] = []
         failed: list[Any] = []
-        for entry in json.loads(body).get("Entries", ()):
+        given = json.loads(body)
+        for entry in given.get("Entries", ()):
             named = entry["MessageAttributes"]
             if named["event-type"]["StringValue"] == self._refused:
                 failed.append({"Id": entry["Id"], "Code": "InternalError", "SenderFault": False})
             else:
                 self._taken.append(named["event-id"]["StringValue"])
                 done.append({"Id": entry["Id"], "MessageId": "m"})
-        return 200, {}, json.dumps({"Successful": done, "Failed": failed}).encode()
+        asked = dict.fromkeys(given.get("AttributeNames", ()), "arn:aws:sqs:eu-north-1:1:events")
+        answer = {"Attributes": asked, "Successful": done, "Failed": failed}
+        return 200, {}, json.dumps(answer).encode()
 
 
 def _config(*types: str, **limits: int) -> Any:
