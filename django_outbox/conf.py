@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
+from django.template import Template
 from django.utils.module_loading import import_string
 
 from .queue_settings import DEFAULT_QUEUE, MAX_QUEUES, QueueSettings, queues_fault, queues_from
@@ -238,6 +239,16 @@ def current() -> Settings:
     if faults := problems():
         raise ImproperlyConfigured(" ".join(f"{each.message} {each.hint}" for each in faults))
     return Settings(**getattr(django_settings, "OUTBOX", {}))
+
+
+def is_test_run() -> bool:
+    """Return whether Django's test environment is set up, with which every test runner begins.
+
+    It instruments templates. It has a ``mail.outbox``, too, but so has any site whose mail backend
+    is locmem.
+    """
+    instrumented: Any = Template
+    return bool(instrumented._render.__module__ == "django.test.utils")
 
 
 def resolve(name: str) -> Any:

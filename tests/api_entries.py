@@ -333,6 +333,7 @@ CHAPTERS: dict[str, list[Entry]] = {
         called(TESTING + "assert_event_written"),
         called(TESTING + "make_event"),
         called(TESTING + "capture_relayed"),
+        named(TESTING + "send_relayed"),
         called(TESTING + "drain", heading="`testing.drain(…)`"),
         called(TESTING + "immediate_delivery"),
         named(TESTING + "accept_test_transaction"),

@@ -15,6 +15,7 @@ import psutil
 import pytest
 from asgiref.sync import SyncToAsync
 from django.db import connections
+from django.test.utils import setup_test_environment, teardown_test_environment
 
 from django_outbox.events.typed import classes
 from tests import databases
@@ -76,6 +77,23 @@ def no_class_remembered() -> Iterator[None]:
     """Forget the classes that a test declares: writes of their event types are validated."""
     with patch.dict(classes):
         yield
+
+
+@pytest.fixture(autouse=True)
+def relays_that_send() -> Iterator[None]:
+    """Let relays send in a test run: the brokers of these tests are their own."""
+    from django_outbox.testing import send_relayed
+
+    with send_relayed():
+        yield
+
+
+@pytest.fixture
+def no_test_run() -> Iterator[None]:
+    """Go on as outside of a test run."""
+    teardown_test_environment()
+    yield
+    setup_test_environment()
 
 
 @pytest.fixture(autouse=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,15 @@ import django_outbox as outbox
 from django_outbox import BrokerUnavailable
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent
-from django_outbox.testing import capture_relayed, drain, immediate_delivery, pass_time
+from django_outbox.testing import (
+    capture_relayed,
+    drain,
+    immediate_delivery,
+    pass_time,
+    running_worker,
+    send_relayed,
+    wait_until,
+)
 from tests.relay_backend import BROKER
 
 ORDERS = {
@@ -24,6 +33,11 @@ ORDERS = {
     "TO": "shop.{tenant_id}",
 }
 STOCK = {"BACKEND": "tests.relay_backend.InMemory", "EVENTS": ["stock.*"], "FORMAT": "cloudevents"}
+
+
+@pytest.fixture(autouse=True)
+def relays_that_send() -> None:
+    """Not here: a test of a project does not let them."""
 
 
 @pytest.fixture(autouse=True)
@@ -96,7 +110,53 @@ class InATestCase(TestCase):
         assert (len(outer["orders"]), len(inner["orders"])) == (1, 1)
 
 
+def at_the_commit() -> None:
+    with immediate_delivery():
+        write()
+
+
+def by_a_worker() -> None:
+    with running_worker():
+        wait_until(OutboxEvent.objects.dead().exists)
+
+
 @pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("backend", [ORDERS["BACKEND"], "nonsense.Kafka"])
+@pytest.mark.parametrize("deliver", [drain, at_the_commit, outbox.drain, by_a_worker])
+def test_what_no_test_captures_is_not_sent(settings: Any, deliver: Any, backend: str) -> None:
+    settings.OUTBOX = {"RELAYS": {"orders": {**ORDERS, "BACKEND": backend}}}
+    expected = r"relay 'orders' .* capture_relayed\(\)"
+    write()
+    if deliver in (drain, at_the_commit):
+        with pytest.raises(AssertionError, match=expected):
+            deliver()
+    else:
+        deliver()
+    for row in OutboxEvent.objects.all():
+        assert (row.status, row.attempts) == (Status.DEAD, 0)
+        assert re.search(expected, row.last_error or "")
+    assert BROKER.opened == 0
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("allowed", ["no_test_run", "sending"])
+def test_what_is_sent_to_a_broker(request: pytest.FixtureRequest, allowed: str) -> None:
+    request.getfixturevalue(allowed)
+    write()
+    drain()
+    assert len(BROKER.messages) == 1
+    BROKER.messages.clear()
+
+
+@pytest.fixture
+def sending() -> Iterator[None]:
+    with send_relayed():
+        yield
+    assert BROKER.opened == BROKER.closed
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("sending")
 def test_an_open_connection_is_not_used_within_the_block() -> None:
     write()
     drain()

@@ -14,7 +14,6 @@ from uuid import UUID
 
 import msgspec
 import pytest
-from django.core import mail
 from django.core.checks import run_checks
 from django.db import connection, models, transaction
 from django.test.utils import CaptureQueriesContext
@@ -263,10 +262,10 @@ BY_NAME: dict[str, Callable[[], Any]] = {
 
 
 @pytest.fixture(params=[False, True], ids=["in production", "in tests"])
-def reads_back(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether each typed payload is read back: Django's test runner is known by its mailbox."""
+def reads_back(request: pytest.FixtureRequest) -> bool:
+    """Whether each typed payload is read back."""
     if not request.param:
-        monkeypatch.delattr(mail, "outbox")
+        request.getfixturevalue("no_test_run")
     return bool(request.param)
 
 
@@ -324,11 +323,11 @@ CHANGED: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("debug", [False, True], ids=["in tests", "under DEBUG"])
 @pytest.mark.parametrize("name", CHANGED)
 def test_what_would_come_back_changed_is_not_written(
-    name: str, debug: bool, settings: Any, monkeypatch: pytest.MonkeyPatch
+    name: str, debug: bool, settings: Any, request: pytest.FixtureRequest
 ) -> None:
     if debug:
+        request.getfixturevalue("no_test_run")
         settings.DEBUG = True
-        monkeypatch.delattr(mail, "outbox")
     payload, where = CHANGED[name]
     with transaction.atomic(), pytest.raises(InvalidEvent, match=where):
         write(payload)

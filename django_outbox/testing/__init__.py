@@ -8,7 +8,7 @@ from __future__ import annotations
 from .capture import Written, assert_event_written, capture_events, make_event
 from .clock import pass_time, wait_until
 from .delivery import accept_test_transaction, drain, immediate_delivery, running_worker
-from .relayed import Relayed, capture_relayed
+from .relayed import Relayed, capture_relayed, send_relayed
 
 __all__ = [
     "Relayed",
@@ -22,5 +22,6 @@ __all__ = [
     "make_event",
     "pass_time",
     "running_worker",
+    "send_relayed",
     "wait_until",
 ]

@@ -1,8 +1,10 @@
-"""Capture what relays would send, without a broker; or let the broker be away, or refuse."""
+"""Capture what relays would send, without a broker, or let them send.
+
+Otherwise they refuse to send in a test run."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -88,12 +90,32 @@ def capture_relayed(fail_with: Failure | None = None) -> Iterator[Relayed]:
             assert [message.to for message in relayed["orders"]] == ["shop.orders"]
     """
     relayed = Relayed(fail_with)
-    before = Relay.find_class
-    _replace_class(staticmethod(lambda settings: _capturing(relayed, settings)))
-    try:
+    with _backends(lambda settings: _capturing(relayed, settings)):
         yield relayed
+
+
+@contextmanager
+def send_relayed() -> Iterator[None]:
+    """Let relays send to their brokers within the block, which they refuse in a test run.
+
+    Example::
+
+        def test_with_a_broker():
+            with send_relayed():
+                drain()
+    """
+    with _backends(backend_class):
+        yield
+
+
+@contextmanager
+def _backends(find_class: Callable[[RelaySettings], type[Backend]]) -> Iterator[None]:
+    before = vars(Relay)["find_class"]
+    try:
+        _replace_class(staticmethod(find_class))
+        yield
     finally:
-        _replace_class(staticmethod(before))
+        _replace_class(before)
 
 
 def _replace_class(find_class: Any) -> None:
@@ -109,6 +131,7 @@ def _capturing(relayed: Relayed, settings: RelaySettings) -> type[Backend]:
     class Capturing(Backend):
         per_key = real.per_key
         attribute_prefix = real.attribute_prefix
+        commands = real.commands
         quote = staticmethod(real.quote)
 
         def __init__(self, **options: Any) -> None:

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from asgiref.sync import sync_to_async
 from django.conf import settings as django_settings
-from django.core import mail
 from django.db import DatabaseError, connections, router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from .. import hooks, transactions
-from ..conf import current
+from ..conf import current, is_test_run
 from ..events import (
     ABSENT,
     GLOBAL,
@@ -229,11 +228,8 @@ def serialize(event: Event) -> tuple[str, str | None]:
 
 
 def _compares() -> bool:
-    """Return whether typed payloads are read back at each write: under DEBUG and in tests.
-
-    Django's test runners have ``mail.outbox``, whatever the tests use of our kit.
-    """
-    return django_settings.DEBUG or hasattr(mail, "outbox")
+    """Return whether typed payloads are read back at each write: under DEBUG and in tests."""
+    return django_settings.DEBUG or is_test_run()
 
 
 def _with_stream_key(event: Event) -> Event:
