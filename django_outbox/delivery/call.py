@@ -75,6 +75,7 @@ class Call:
     time, or the watchdog writes it off and decides.
     """
 
+    answer: Any = None  # what it returned or raised
     committed: Any = None  # what an atomic listener's transaction has committed
     started = 0.0  # monotonic
     ends_at = inf  # monotonic; from then on it may be written off

@@ -22,7 +22,7 @@ from . import verdicts
 from .answers import WrongAnswer
 from .call import Call, NotBegun, NotOurs
 from .decide import describe, name, recovered
-from .drivers import PASS_ON, TIDY, Steps
+from .drivers import PASS_ON, Steps, Tidy
 from .halves import Halving
 from .lease import Lease
 from .route import prepare, routed
@@ -79,13 +79,15 @@ class Delivery:
                 yield from self._halve(ready)
             else:
                 call = Call(self, self._listener, ready)
-                self._conclude(call, (yield call))
+                yield call
+                self._conclude(call, call.answer)
         while self._failed:
             yield PASS_ON
-            yield TIDY
+            yield Tidy()
             lease, failure, _ = self._failed[0]
             call = Call(self, self._listener, [lease], failure)
-            self._conclude(call, (yield call))
+            yield call
+            self._conclude(call, call.answer)
 
     def _halve(self, whole: list[Lease]) -> Steps:
         """Call with all; halve what fails, to find the events that do."""
@@ -96,8 +98,12 @@ class Delivery:
             if not (ready := self._without_blocked(ours)):
                 continue
             call = Call(self, self._listener, ready)
-            self._conclude(call, (yield call))
-            if halving.is_over or not (yield TIDY):
+            yield call
+            self._conclude(call, call.answer)
+            if halving.is_over:
+                break
+            yield (tidied := Tidy())
+            if not tidied.goes_on:
                 break
         self._end(halving)
 

@@ -1,29 +1,26 @@
 """Drivers of a delivery: one for threads and ``drain()``, and one for an event loop.
 
 A delivery is a generator of effects, so that all callers go through the same steps: it yields a
-``Call``, and goes on with what that returned or raised; ``TIDY``, and goes on if more may be
-called; ``PASS_ON`` before fallbacks. Its driver passes on what is decided in the end.
+``Call``, which has what it returned or raised then; ``Tidy``, which says whether more may be called
+then; ``PASS_ON`` before fallbacks. Its driver passes on what is decided in the end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator
-from enum import Enum, auto
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, Final, Protocol
 
 from .call import Call
 
 
-class Between(Enum):
-    """What a delivery asks of its driver, but for calls."""
+class Tidy:
+    """Clean up after a call."""
 
-    TIDY = auto()  # clean up after a call; return whether more may be called
-    PASS_ON = auto()  # pass ``decided`` and ``to_repeat`` on
+    goes_on = True  # whether more may be called; set by the driver
 
 
-TIDY: Final = Between.TIDY
-PASS_ON: Final = Between.PASS_ON
-Steps = Generator[Call | Between, Any, None]
+PASS_ON: Final = None  # pass ``decided`` and ``to_repeat`` on
+Steps = Iterator[Call | Tidy | None]
 
 
 class Driver(Protocol):
@@ -41,18 +38,13 @@ class Driver(Protocol):
 
 def drive(steps: Steps, driver: Driver) -> None:
     """Make a delivery in this thread."""
-    answer: Any = None
-    while True:
-        try:
-            effect = steps.send(answer)
-        except StopIteration:
-            break
-        if effect is PASS_ON:
-            answer = driver.pass_on()  # type: ignore[func-returns-value]
-        elif effect is TIDY:
-            answer = driver.tidy()
+    for effect in steps:
+        if isinstance(effect, Call):
+            effect.answer = driver.make(effect)
+        elif effect is PASS_ON:
+            driver.pass_on()
         else:
-            answer = driver.make(effect)
+            effect.goes_on = driver.tidy()
     driver.pass_on()
 
 
@@ -60,16 +52,11 @@ async def adrive(
     steps: Steps, *, tidy: Callable[[], Awaitable[bool]], pass_on: Callable[[], None]
 ) -> None:
     """Await a delivery."""
-    answer: Any = None
-    while True:
-        try:
-            effect = steps.send(answer)
-        except StopIteration:
-            break
-        if effect is PASS_ON:
-            answer = pass_on()  # type: ignore[func-returns-value]
-        elif effect is TIDY:
-            answer = await tidy()
+    for effect in steps:
+        if isinstance(effect, Call):
+            effect.answer = await effect.amake()
+        elif effect is PASS_ON:
+            pass_on()
         else:
-            answer = await effect.amake()
+            effect.goes_on = await tidy()
     pass_on()

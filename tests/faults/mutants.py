@@ -475,8 +475,8 @@ MUTANTS = (
         edits=[
             (
                 "delivery/delivery.py",
-                "            if halving.is_over or not (yield TIDY):\n",
-                "            if halving.is_over or (yield TIDY) is None:\n",
+                "            if not tidied.goes_on:\n",
+                "            if tidied.goes_on is None:\n",
             )
         ],
     ),
