@@ -133,11 +133,8 @@ class Consumer:
         await queue.bind(exchange, self._key)
 
     def count(self) -> int:
-        async def work(channel: Any) -> Any:
-            queue = await channel.declare_queue(self.name, passive=True)
-            return queue.declaration_result.message_count
-
-        return int(self._run(work))
+        queue = self._run(lambda channel: channel.declare_queue(self.name, passive=True))
+        return int(queue.declaration_result.message_count)
 
     def read(self, count: int = 1) -> list[Any]:
         """Return the next messages; the connection is closed, so they cannot be acknowledged."""
@@ -150,10 +147,7 @@ class Consumer:
         return found
 
     def delete_exchange(self) -> None:
-        async def work(channel: Any) -> None:
-            await channel.exchange_delete(self.name)
-
-        self._run(work)
+        self._run(lambda channel: channel.exchange_delete(self.name))
 
     def backend(self, **options: Any) -> Any:
         from django_outbox.relays.rabbitmq import RabbitMQ as Backend

@@ -50,6 +50,10 @@ def numbered(number: int = 0, **given: Any) -> Message:
     return message(**{"to": "orders", **own, **given})
 
 
+def several(count: int, **given: Any) -> list[Message]:
+    return [numbered(number, **given) for number in range(count)]
+
+
 class Client:
     """A backend, opened as a relay does."""
 

@@ -19,7 +19,6 @@ from django_outbox.models import OutboxEvent, OutboxPause
 from django_outbox.relays import BrokerUnavailable
 from django_outbox.relays.registration import relays
 from django_outbox.relays.relay import CheckFailed
-from django_outbox.relays.session import EventLoopThread
 from tests import relay_messages, samples
 from tests.brokers import free_port
 from tests.receiver import Receiver, certificate, receiving
@@ -629,13 +628,9 @@ def test_hosts_that_were_away_long_ago_are_forgotten(monkeypatch: pytest.MonkeyP
 # --- options --------------------------------------------------------------------------------------
 
 
-def test_a_file_of_certificates_that_is_missing(tmp_path: Any) -> None:
-    made, loop = Webhook(verify=str(tmp_path / "absent.pem")), EventLoopThread()
-    try:
-        with pytest.raises(BrokerUnavailable, match=r"verify = .* cannot be read"):
-            loop.run(made.open(), 5)
-    finally:
-        loop.stop()
+def test_a_file_of_certificates_that_is_missing(client: Any, tmp_path: Any) -> None:
+    with pytest.raises(BrokerUnavailable, match=r"verify = .* cannot be read"):
+        client(verify=str(tmp_path / "absent.pem"))
 
 
 # --- the pages ------------------------------------------------------------------------------------

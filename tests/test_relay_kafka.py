@@ -17,13 +17,14 @@ from typing import Any
 import pytest
 
 from django_outbox.exceptions import Unrecoverable
-from django_outbox.relays import BrokerUnavailable, Message, Unconfirmed
+from django_outbox.relays import BrokerUnavailable, Unconfirmed
 from django_outbox.relays.backend import Refused
 from tests import brokers, mock_kafka
 from tests.mock_kafka import MockCluster
 from tests.relay_adapters import create, records
 from tests.relay_messages import Client, opener
 from tests.relay_messages import numbered as message
+from tests.relay_messages import several as messages
 from tests.waiting import wait_until
 
 WHY = "confluent-kafka is not installed; it has no wheel for Python 3.15 yet"
@@ -52,10 +53,6 @@ def mock() -> Iterator[MockCluster]:
 def opened() -> Iterator[Callable[..., Client]]:
     with opener(lambda servers, **own: Kafka(**{"bootstrap.servers": servers, **own})) as opened:
         yield opened
-
-
-def messages(count: int, **given: Any) -> list[Message]:
-    return [message(number, **given) for number in range(count)]
 
 
 # -- a batch ---------------------------------------------------------------------------------------

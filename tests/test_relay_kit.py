@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from django.db import transaction
@@ -25,7 +26,7 @@ from django_outbox.testing import (
     send_relayed,
     wait_until,
 )
-from tests.relay_backend import BROKER
+from tests.relay_backend import BROKER, InMemory
 
 ORDERS = {
     "BACKEND": "tests.relay_backend.InMemory",
@@ -70,6 +71,12 @@ class InATestCase(TestCase):
         assert {*relayed} == {"orders", "stock"}
         assert len(relayed) == 2
         assert "order.placed" in repr(relayed)
+
+    def test_headers_that_are_not_sent_are_not_captured(self) -> None:
+        with patch.object(InMemory, "commands", re.compile("purge")), capture_relayed() as relayed:
+            write(headers={"purge": "all", "trace": "t1"})
+            drain()
+        assert {"purge", "trace"} & relayed["orders"][0].headers.keys() == {"trace"}
 
     def test_an_unknown_relay_is_named(self) -> None:
         with capture_relayed() as relayed, pytest.raises(KeyError, match="it has orders"):

@@ -271,9 +271,8 @@ def test_permissions(start: Any) -> None:
     named.to = f"{stream.name}.order.placed"
     with opened(named) as session:
         check(session)
-    with opened(
-        JetStream(servers=broker.url, user="asks", password="s3cret", stream="x")
-    ) as session:
+    missing = JetStream(servers=broker.url, user="asks", password="s3cret", stream="x")
+    with opened(missing) as session:
         check(session)
     denied = "permissions violation for subscription"
     with opened(backend("deaf")) as session, pytest.raises(BrokerUnavailable, match=denied):

@@ -144,20 +144,22 @@ def test_a_user_without_permission_to_write(broker: brokers.RabbitMQ, consumer: 
     ("password", "vhost", "options", "said"),
     [
         ("secret", "", {}, "refused the login of 'guest'"),
-        ("guest", "nowhere", {}, "nowhere"),
+        ("guest", "nowhere", {}, "NOT_ALLOWED - vhost nowhere not found"),
+        ("guest", "few", {}, "NOT_ALLOWED - .* connection limit"),
         ("guest", "", {"exchange": "missing", "declare": False}, "'missing'; declare it"),
     ],
-    ids=["login", "vhost", "exchange"],
+    ids=["login", "vhost", "limit", "exchange"],
 )
 def test_what_is_missing_is_named(
     broker: brokers.RabbitMQ, password: str, vhost: str, options: dict[str, Any], said: str
 ) -> None:
+    if vhost == "few":
+        broker.control("add_vhost", vhost)
+        broker.control("set_permissions", "--vhost", vhost, "guest", ".*", ".*", ".*")
+        broker.control("set_vhost_limits", "--vhost", vhost, '{"max-connections": 0}')
     url = broker.url.replace("guest:guest", f"guest:{password}") + vhost
-    with (
-        pytest.raises(BrokerUnavailable, match=said) as raised,
-        opened(RabbitMQ(url=url, **options)),
-    ):
-        pass
+    with pytest.raises(BrokerUnavailable, match=said) as raised:
+        opened(RabbitMQ(url=url, **options)).__enter__()
     assert "secret" not in str(raised.value)
 
 

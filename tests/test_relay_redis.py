@@ -11,10 +11,11 @@ import pytest
 
 import django_outbox as outbox
 from django_outbox.models import OutboxEvent
-from django_outbox.relays import BrokerUnavailable, Message
+from django_outbox.relays import BrokerUnavailable
 from tests import brokers, samples
 from tests.relay_messages import Client, opener, write
 from tests.relay_messages import numbered as message
+from tests.relay_messages import several as messages
 from tests.waiting import wait_until
 
 redis = pytest.importorskip("redis")
@@ -34,10 +35,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., brokers.Redis]]:
         def start(**options: Any) -> brokers.Redis:
             directory = tmp_path / f"redis-{len([*tmp_path.iterdir()])}"
             directory.mkdir()
-            server: brokers.Redis = stack.enter_context(
-                brokers.running(brokers.Redis(directory, **options))
-            )
-            return server
+            return stack.enter_context(brokers.running(brokers.Redis(directory, **options)))
 
         yield start
 
@@ -57,10 +55,6 @@ def opened() -> Iterator[Callable[..., Client]]:
 def client(server: brokers.Redis) -> Iterator[Any]:
     with redis.Redis.from_url(server.url) as client:
         yield client
-
-
-def messages(count: int, **given: Any) -> list[Message]:
-    return [message(number, **given) for number in range(count)]
 
 
 # -- a batch ---------------------------------------------------------------------------------------
@@ -128,17 +122,17 @@ def test_a_full_server_is_an_outage_until_there_is_room(start: Any, opened: Any)
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"replicaof": True}, "read only replica"),
-        ({"min_replicas_to_write": 1}, "Not enough good replicas"),
+        ({"replicaof": "127.0.0.1 {}"}, "read only replica"),
+        ({"min_replicas_to_write": "1"}, "Not enough good replicas"),
+        ({"rename_command": 'XADD ""'}, "unknown command 'XADD'$"),  # as of a Sentinel
     ],
-    ids=["replica", "no replicas"],
+    ids=["replica", "no replicas", "no streams"],
 )
 def test_a_server_that_takes_no_writes(
-    server: Any, start: Any, opened: Any, options: dict[str, Any], said: str
+    server: Any, start: Any, opened: Any, options: dict[str, str], said: str
 ) -> None:
-    if "replicaof" in options:
-        options = {"replicaof": f"127.0.0.1 {server.port}"}
-    backend = opened(start(**options).url)
+    given = {name: value.format(server.port) for name, value in options.items()}
+    backend = opened(start(**given).url)
     with pytest.raises(BrokerUnavailable, match=said):
         backend.publish(messages(3), 10)
     with pytest.raises(BrokerUnavailable, match=said):

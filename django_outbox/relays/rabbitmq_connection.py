@@ -47,6 +47,15 @@ class Address:
         return f"RabbitMQ at {shown}"
 
 
+class _Client(aiormq.Connection):  # type: ignore[misc]
+    """The client, which reads why the broker refuses: a virtual host is missing or at its limit."""
+
+    @staticmethod
+    async def _rpc(request: Any, *args: Any, **options: Any) -> Any:
+        request.valid_responses = [*request.valid_responses, "Connection.Close"]
+        return await aiormq.Connection._rpc(request, *args, **options)
+
+
 class Connection:
     """One connection of the client aiormq with a channel that confirms."""
 
@@ -69,7 +78,7 @@ class Connection:
     async def open(self) -> None:
         for name in (*CLIENTS, "asyncio"):
             logging.getLogger(name).addFilter(_OF_OTHERS)  # once: a filter is not added twice
-        self._client = aiormq.Connection(
+        self._client = _Client(
             self._address.url, context=self._address.ssl_context, transport_factory=self._transports
         )
         await self._client.connect(self._address.client_properties)

@@ -3,18 +3,16 @@
 Which errors mean the server, and which a message:
 
 - The server (``BrokerUnavailable``): it cannot be reached, the login fails, the connection breaks,
-  or it answers LOADING, OOM, READONLY, MASTERDOWN, CLUSTERDOWN, NOREPLICAS, MISCONF or BUSY:
-  it takes no writes from anybody.
+  a reply did not come in time, or it answers LOADING, OOM, READONLY, MASTERDOWN, CLUSTERDOWN,
+  NOREPLICAS, MISCONF, BUSY or that it does not know XADD: it takes no writes from anybody.
 - A message, for good (``Unrecoverable``): one of its headers is not text.
 - A message, by the retry policy (``Refused``): WRONGTYPE, since the key is not a stream; NOPERM;
   whatever else the server answers to this command.
-- Not known (``Unconfirmed``): no reply arrived before the deadline.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any, Final
 from uuid import uuid4
 
@@ -23,7 +21,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from ..exceptions import BrokerUnavailable
-from .backend import Backend, Message, Outcome, Refused, Unconfirmed, expect
+from .backend import Backend, Message, Outcome, Refused, expect
 
 CONNECT: Final = 5.0  # seconds for a connection's handshake
 STRUCTURED: Final = "application/cloudevents+"
@@ -35,8 +33,9 @@ OF_SERVER: Final = (
     exceptions.OutOfMemoryError,
     exceptions.ReadOnlyError,
 )
-# Codes for which redis-py has no class.
-CODES_OF_SERVER: Final = ("NOREPLICAS", "MISCONF", "BUSY")
+# For these redis-py has no class. A Sentinel does not know the command, nor does Redis before 5.0.
+TEXTS_OF_SERVER: Final = ("NOREPLICAS", "MISCONF", "BUSY", "unknown command")
+CLUSTER: Final = "{} is a Redis Cluster, which is not supported."
 
 
 class Stream(Backend):
@@ -80,18 +79,14 @@ class Stream(Backend):
     def open(self) -> None:
         """Connect and log in."""
         self._client = self._made()  # with the timeout that the relay has set
-        try:
-            with suppress(exceptions.ResponseError):  # this user may not use PING, say
-                self._client.ping()
-        except (exceptions.RedisError, OSError) as error:
-            raise BrokerUnavailable(f"{self._name} is not available: {error}") from None
+        self._replies(self._client.pipeline(transaction=False).ping())
 
     def publish(self, messages: Sequence[Message], deadline: float) -> list[Outcome]:
         """Send an XADD for each message at once, and read the replies."""
         pipeline = self._client.pipeline(transaction=False)
         for each in messages:
             pipeline.xadd(each.to, _fields(each), maxlen=self._maxlen)
-        replies = self._replies(pipeline, len(messages))
+        replies = self._replies(pipeline)
         return [self._outcome(*each) for each in zip(messages, replies, strict=True)]
 
     def check(self) -> None:
@@ -102,14 +97,13 @@ class Stream(Backend):
         # the command if it is full, loading or a replica.
         pipeline.xadd(f"django-outbox-check-{uuid4()}", {"check": "1"}, nomkstream=True)
         pipeline.execute_command("CLUSTER MYID")
-        role, added, node = self._replies(pipeline, 3)
-        for reply in (role, added):
-            if isinstance(reply, (BrokerUnavailable, Unconfirmed)) or _is_of_server(reply):
-                raise BrokerUnavailable(f"{self._name} takes no writes: {reply}")
+        role, added, node = self._replies(pipeline)
+        if away := self._away(role) or self._away(added):
+            raise away
         if isinstance(role, list) and role[0] in (b"slave", "slave"):
             raise BrokerUnavailable(f"{self._name} is a replica; give the address of its master.")
         if isinstance(node, (bytes, str)):
-            raise Refused(f"{self._name} is a Redis Cluster, which is not supported.")
+            raise Refused(CLUSTER.format(self._name))
         # Permissions for single keys are not known here.
         if isinstance(added, exceptions.NoPermissionError) and "command" in str(added):
             raise Refused(f"{self._name}: {added}; grant the permission +xadd.")
@@ -125,26 +119,28 @@ class Stream(Backend):
         address = known.get("path") or f"{known.get('host')}:{known.get('port', 6379)}"
         return f"Redis at {address}"
 
-    def _replies(self, commands: Any, count: int) -> list[Any]:
+    def _replies(self, commands: Any) -> list[Any]:
         """Return the reply to each command, or the error that stands for it."""
         try:
             return [*commands.execute(raise_on_error=False)]
-        except exceptions.TimeoutError:
-            lost: Exception = Unconfirmed(f"{self._name} did not answer before the deadline.")
         except (exceptions.RedisError, OSError) as error:
-            lost = BrokerUnavailable(f"{self._name} is not available: {error}")
-        return [lost] * count
+            raise BrokerUnavailable(f"{self._name} is not available: {error}") from None
 
     def _outcome(self, message: Message, reply: Any) -> Outcome:
         if not isinstance(reply, BaseException):
             return None
-        if isinstance(reply, (BrokerUnavailable, Unconfirmed)):
-            return reply
-        if _is_of_server(reply):
-            return BrokerUnavailable(f"{self._name} takes no writes: {reply}")
-        if isinstance(reply, exceptions.MovedError):
-            return Refused(f"{self._name} is a Redis Cluster, which is not supported.")
-        return Refused(f"{self._name} refused the message for the stream {message.to!r}: {reply}")
+        if isinstance(reply, exceptions.AskError):  # or moved
+            return Refused(CLUSTER.format(self._name))
+        text = f"{self._name} refused the message for the stream {message.to!r}: {reply}"
+        return self._away(reply) or Refused(text)
+
+    def _away(self, reply: Any) -> BrokerUnavailable | None:
+        """Return what a reply means if it is about the server, whatever the message."""
+        text = str(reply).partition(", with args")[0]  # of the message
+        is_text = isinstance(reply, exceptions.ResponseError) and text.startswith(TEXTS_OF_SERVER)
+        if is_text or isinstance(reply, OF_SERVER):
+            return BrokerUnavailable(f"{self._name} takes no writes: {text}")
+        return None
 
 
 def _fields(message: Message) -> dict[Any, Any]:
@@ -154,9 +150,3 @@ def _fields(message: Message) -> dict[Any, Any]:
     fields.pop("payload", None)  # a header of that name does not hide the payload
     fields["payload"] = message.body
     return fields
-
-
-def _is_of_server(reply: Any) -> bool:
-    if isinstance(reply, OF_SERVER):
-        return True
-    return isinstance(reply, exceptions.ResponseError) and str(reply).startswith(CODES_OF_SERVER)

@@ -546,12 +546,17 @@ MUTANTS = (
             (
                 "relays/redis.py",
                 """\
-        if isinstance(reply, (BrokerUnavailable, Unconfirmed)):
-            return reply
+        try:
+            return [*commands.execute(raise_on_error=False)]
+        except (exceptions.RedisError, OSError) as error:
+            raise BrokerUnavailable(f"{self._name} is not available: {error}") from None
 """,
                 """\
-        if isinstance(reply, (BrokerUnavailable, Unconfirmed)):
-            return None
+        count = len(commands)
+        try:
+            return [*commands.execute(raise_on_error=False)]
+        except (exceptions.RedisError, OSError):
+            return [None] * count
 """,
             )
         ],
@@ -573,7 +578,7 @@ MUTANTS = (
         name="a silence in mid batch that costs attempts",
         without="a broker that falls silent in mid batch is away",
         database="postgres",
-        scenario="relays_redis",
+        scenario="relays_nats",
         edits=[
             (
                 "relays/relay.py",
