@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from .inspection import Inspection
-from .parking import Parking
-from .routes import Routing
-from .slots import Slots
-from .streams import StreamLeases
+from .routes import Routing, Slots
+from .streams import Parking, StreamLeases
 from .upkeep import Upkeep
 
 

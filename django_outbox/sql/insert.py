@@ -90,9 +90,7 @@ class Inserting(SequenceNumbers):
         """Return a row's values by column, the SQL of the ``FURTHER`` ones, and its parameters."""
         event, payload, headers = written
         is_first = route is routes_of_new(event)[0]
-        receipt = None
-        if route.title is not None:
-            receipt = receipt_of(event.aggregate_type, event.event_type)
+        receipt = route.title and receipt_of(event.aggregate_type, event.event_type)
         given = {
             "id": event.event_id if is_first else row_id(event.event_id, route.digest),
             "event_id": event.event_id,

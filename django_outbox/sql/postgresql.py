@@ -132,9 +132,8 @@ class PostgreSQL(PostgreSQLServer, Dialect):
         )
 
     def _update_each(self, update: EachUpdate) -> SQL:
-        given = update.given
-        rows = [*zip(*[each.values for each in given], strict=True)]
-        row = f"({', '.join(f'%s::{each.kind}' for each in given)})"
+        rows = [*zip(*[each.values for each in update.given], strict=True)]
+        row = f"({', '.join(f'%s::{each.kind}' for each in update.given)})"
         values = f"(VALUES {', '.join([row] * len(rows))})"
         return self._update_locked(update, (values, [*chain.from_iterable(rows)]), "FOR UPDATE")
 

@@ -10,7 +10,7 @@ from typing import Any
 from django.db import transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from .transactions import single_transaction
+from .statements import single_transaction
 from .upkeep import Upkeep
 
 WAITED = ("55P03", "57014")  # errors: lock_timeout, and statement_timeout, which may be shorter
@@ -60,7 +60,8 @@ class PostgreSQLServer(Upkeep):
         options.pop("pool", None)
         options["isolation_level"] = IsolationLevel.READ_COMMITTED  # in each BEGIN
         if not settings.get("DISABLE_SERVER_SIDE_CURSORS"):  # a transaction pooler takes no options
-            waits = f"-c lock_timeout={_ms(lock_wait)} -c idle_in_transaction_session_timeout=10000"
+            most = max(int(lock_wait * 1000), 1)
+            waits = f"-c lock_timeout={most} -c idle_in_transaction_session_timeout=10000"
             given = f"{options.get('options', '')} {waits} {AUTOCOMMIT_LEVEL} {PLANS}"
             options["options"] = given.strip()
             if is_psycopg3:  # parsed and planned once: halves the time of a claim of one row
@@ -94,10 +95,6 @@ class InReadCommitted:
             return execute(sql, params, many, context)
         with single_transaction(connection):
             return execute(sql, params, many, context)
-
-
-def _ms(seconds: float) -> int:
-    return max(int(seconds * 1000), 1)
 
 
 def notify(connection: BaseDatabaseWrapper, channel: str) -> None:

@@ -1,12 +1,14 @@
-"""What every statement needs: the database's clock, the names of the tables, and the fence."""
+"""What every statement needs: the clock, the names of the tables, the fence, a transaction."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import Any
 
+from django.db import transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..conf import table_name
@@ -187,3 +189,35 @@ class Statements(ABC):
     def _after(self, seconds: str) -> str:
         """Return SQL for the database's clock plus the seconds that this SQL says."""
         return self.now_plus.replace("%s", seconds)
+
+
+@contextmanager
+def single_transaction(connection: BaseDatabaseWrapper) -> Iterator[None]:
+    """Run the block in a transaction of this connection, unless one is open.
+
+    ``atomic()`` finds a connection by its alias, where an engine's connection need not be.
+    """
+    if connection.in_atomic_block:
+        yield
+        return
+    connection.set_autocommit(False, force_begin_transaction_with_broken_autocommit=True)
+    try:
+        yield
+        connection.commit()
+    except BaseException:
+        with suppress(Exception):  # the first error is more useful
+            connection.rollback()
+        raise
+    finally:
+        connection.set_autocommit(True)
+
+
+@contextmanager
+def all_or_nothing(connection: BaseDatabaseWrapper) -> Iterator[None]:
+    """Run the block in a transaction of this connection, or in a savepoint of the open one."""
+    if connection.in_atomic_block:  # of the alias's connection, then
+        with transaction.atomic(using=connection.alias):
+            yield
+    else:
+        with single_transaction(connection):
+            yield

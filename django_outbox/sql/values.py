@@ -150,9 +150,6 @@ class Found:
     waited: float = 0.0  # seconds since the first of them fell due
 
 
-NOTHING = Found()
-
-
 @dataclass(frozen=True, slots=True)
 class Claimed:
     """The result of a claim."""
@@ -162,7 +159,7 @@ class Claimed:
 
     def found(self, queue: str) -> Found:
         """Return what was found in a queue."""
-        return self.queues.get(queue, NOTHING)
+        return self.queues.get(queue, Found())
 
 
 class PauseTimes(NamedTuple):

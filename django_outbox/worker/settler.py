@@ -18,7 +18,7 @@ from ..models import OutboxEvent
 from ..signals import announce, event_dead, event_settled, lease_lost
 from ..sql import dialect_of
 from ..sql.halving import answers, in_halves, without
-from ..sql.transactions import all_or_nothing
+from ..sql.statements import all_or_nothing
 from ..sql.values import LeaseKind
 from .connection_cleanup import BrokenSessions
 from .effects import Steps, Wait, act, in_turn, perform

@@ -20,7 +20,7 @@ from django_outbox.listeners.queues import Route
 from django_outbox.models import OutboxEvent, OutboxStream, OutboxWorker
 from django_outbox.signals import event_settled
 from django_outbox.sql import dialect_of, engine_connection
-from django_outbox.sql.transactions import single_transaction
+from django_outbox.sql.statements import single_transaction
 from django_outbox.sql.values import StreamQuery
 from tests.cases import cases
 from tests.databases import vendor

@@ -434,7 +434,7 @@ MUTANTS = (
         database="postgres",
         scenario="reminders",
         edits=[
-            ("sql/slots.py", "AND ({FREE} OR locked_by = %s) ", "AND (TRUE OR id = %s) "),
+            ("sql/routes.py", "AND ({FREE} OR locked_by = %s) ", "AND (TRUE OR id = %s) "),
             (
                 "worker/intake.py",
                 "[row_id for row_id, is_leased in each if not is_leased or row_id in slots[slot]]",
@@ -452,7 +452,7 @@ MUTANTS = (
         without="of a slot, the newest row runs",
         database="mariadb",
         scenario="reminders",
-        edits=[("sql/slots.py", "sorted(some, reverse=True)", "sorted(some)")],
+        edits=[("sql/routes.py", "sorted(some, reverse=True)", "sorted(some)")],
     ),
     Mutant(
         name="an atomic batch that commits what it has lost",

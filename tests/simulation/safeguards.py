@@ -169,7 +169,7 @@ OWN = (
         kind="resumes",
         edits=[
             (
-                "sql/parking.py",
+                "sql/streams.py",
                 "there = self.keep_pauses({*rows.values()})",
                 "there = {*rows.values()}",
             )
@@ -178,7 +178,7 @@ OWN = (
     Broken(
         name="streams parked for a pause that is over",
         kind="resumes",
-        edits=[("sql/parking.py", "pauses - self.keep_pauses(pauses)", "pauses - pauses")],
+        edits=[("sql/streams.py", "pauses - self.keep_pauses(pauses)", "pauses - pauses")],
     ),
     Broken(
         name="an interrupted resume whose rest stays parked",
