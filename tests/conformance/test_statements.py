@@ -49,6 +49,8 @@ def insert_named(count: int) -> None:
     leased, later = {"locked_by": "w", "locked_at": NOW}, due + timedelta(hours=1)
     parked = parked_queue(PAUSE + 1)
     OutboxPause.objects.create(pk=PAUSE, kind="event_type", name="other", paused_at=NOW)
+    for name in ("away", "hooks", "relay"):
+        OutboxPause.objects.create(kind="breaker", name=name, paused_at=NOW, until=due)
     states: dict[str, dict[str, Any]] = {
         "held": {"available_at": due, **leased},
         "free": {"available_at": later, "stream": "?d1:a", "seq": 1},
@@ -75,7 +77,8 @@ def insert_named(count: int) -> None:
             *((each, {"due_at": due, "queue": parked}) for each in names(":parked", 10)),
         ]
     )
-    OutboxLease.objects.bulk_create(OutboxLease(name=each) for each in ("a", "purge", "z"))
+    owners = {"a": "", "purge": None, "z": "w"}
+    OutboxLease.objects.bulk_create(OutboxLease(name=n, locked_by=o) for n, o in owners.items())
 
 
 # -- what they read --------------------------------------------------------------------------------
@@ -147,7 +150,13 @@ WAITING = {
     "keep a stream suspected",
     "wake streams",
     "number events",
+    "give streams a new version",
     "take a named lease",
+    "renew a named lease",
+    "release a named lease",
+    "win the probe of a breaker",
+    "prolong a breaker",
+    "close a breaker",
     "delete events",
     "delete streams",
 }

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from django_outbox.sql import DIALECTS
+from django_outbox.sql.sqlite import SQLite
 from django_outbox.sql.values import EVENTS, STREAMS, Branch, Claim, Table
 from tests import statements
 
@@ -14,6 +17,32 @@ def test_a_server_gets_the_statements_that_its_file_shows(server: str) -> None:
     written = (statements.FOLDER / f"{server}.sql").read_text()
     # Without spaces: where lines are broken depends on the version of the formatter.
     assert "".join("".join(statements.sent(server)).split()) == "".join(written.split())
+
+
+# What people and checks ask, writers insert, and connections need; what only calls others.
+ELSEWHERE = {
+    *("backlog_by_type", "backlogs", "count_dead", "dead", "dead_causes", "dead_condition"),
+    *("estimated_rows", "failing_isolation", "queue_backlogs", "unstorable", "variables"),
+    *("version_text", "waiting", "weak_charset", "time_limit", "insert", "settle_all"),
+    *("guard_engine", "is_lock_wait", "is_missing_table", "prepare_engine", "read_committed"),
+}
+
+
+def test_every_statement_of_the_engine_is_among_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    methods = {each for each in dir(SQLite) if each[0] != "_" and callable(getattr(SQLite, each))}
+    called = set[str]()
+
+    def noting(name: str, call: Any) -> Any:
+        def note(dialect: Any, *args: Any, **given: Any) -> Any:
+            called.add(name)
+            return call(dialect, *args, **given)
+
+        return note
+
+    for name in methods:
+        monkeypatch.setattr(SQLite, name, noting(name, getattr(SQLite, name)))
+    assert [*statements.sent("sqlite")]
+    assert methods - called == ELSEWHERE
 
 
 @pytest.mark.parametrize("table", [EVENTS, STREAMS], ids=["events", "streams"])

@@ -1271,6 +1271,43 @@ STRAIGHT_JOIN `outbox_stream` e
 FORCE INDEX (PRIMARY) ON e.stream = unlocked.stream
 SET queue = %s;
 
+-- what is parked without its pause
+
+SELECT id
+FROM `outbox_pause`;
+
+(SELECT queue
+   FROM `outbox_event`
+   FORCE INDEX (outbox_event_queue_cdb4ee2a)
+   WHERE queue > %s
+     AND queue < %s
+     AND 1 = 1
+   ORDER BY queue, available_at
+   LIMIT 1)
+UNION ALL
+  (SELECT queue
+   FROM `outbox_stream`
+   FORCE INDEX (outbox_stream_queue_cdb4ee2a)
+   WHERE queue > %s
+     AND queue < %s
+     AND 1 = 1
+   ORDER BY queue, due_at
+   LIMIT 1);
+
+-- give streams a new version
+
+INSERT INTO `outbox_stream` (stream, `key`, lane, seq, due_at, queue)
+VALUES (%s, %s, %s, LAST_INSERT_ID(TIMESTAMPDIFF(MICROSECOND,
+                                     '1970-01-01', UTC_TIMESTAMP(6)) + %s),
+        UTC_TIMESTAMP(6), %s) AS new ON DUPLICATE KEY
+UPDATE queue = CASE WHEN `outbox_stream`.due_at IS NULL THEN new.queue ELSE `outbox_stream`.queue
+               END,
+               seq = LAST_INSERT_ID(`outbox_stream`.seq + 1 + new.seq - TIMESTAMPDIFF(MICROSECOND,
+                                                                          '1970-01-01',
+                                                                          UTC_TIMESTAMP(6))), due_at = COALESCE(`outbox_stream`.due_at,
+
+                                                                                                         UTC_TIMESTAMP(6));
+
 -- take a named lease
 
 UPDATE `outbox_lease`
@@ -1282,6 +1319,58 @@ WHERE name = %s
 
 INSERT INTO `outbox_lease` (name)
 VALUES (%s);
+
+-- renew a named lease
+
+UPDATE `outbox_lease`
+SET state = %s, locked_by = %s, locked_until = UTC_TIMESTAMP(6) + INTERVAL %s SECOND
+WHERE name = %s
+  AND locked_by = %s;
+
+-- release a named lease
+
+UPDATE `outbox_lease`
+SET state = %s, locked_by = NULL, locked_until = NULL
+WHERE name = %s
+  AND locked_by = %s;
+
+-- what is paused
+
+SELECT id, kind, name, UTC_TIMESTAMP(6), until, pause_seconds
+FROM `outbox_pause`;
+
+-- open a breaker
+
+INSERT INTO `outbox_pause` (kind,
+               name, reason, paused_at, paused_by, until, pause_seconds)
+VALUES ('breaker', %s, %s, UTC_TIMESTAMP(6), '', UTC_TIMESTAMP(6) + INTERVAL %s SECOND, %s);
+
+-- win the probe of a breaker
+
+UPDATE `outbox_pause`
+SET until = UTC_TIMESTAMP(6) + INTERVAL %s SECOND
+WHERE kind = 'breaker'
+  AND name = %s
+  AND until <= UTC_TIMESTAMP(6);
+
+-- prolong a breaker
+
+UPDATE `outbox_pause`
+SET until = UTC_TIMESTAMP(6) + INTERVAL %s SECOND, pause_seconds = %s
+WHERE kind = 'breaker'
+  AND name = %s;
+
+-- close a breaker
+
+DELETE
+FROM `outbox_pause`
+WHERE kind = 'breaker'
+  AND name = %s;
+
+-- receive a message
+
+INSERT INTO `outbox_inbox` (source, message_id, received_at)
+VALUES (%s, %s, UTC_TIMESTAMP(6));
 
 -- delete events
 

@@ -1143,6 +1143,39 @@ SET queue = %s
 FROM unlocked
 WHERE e.stream = unlocked.stream;
 
+-- what is parked without its pause
+
+SELECT id
+FROM "outbox_pause";
+
+(SELECT queue
+   FROM "outbox_event"
+   WHERE queue > %s
+     AND queue < %s
+     AND available_at IS NOT NULL
+   ORDER BY queue, available_at
+   LIMIT 1)
+UNION ALL
+  (SELECT queue
+   FROM "outbox_stream"
+   WHERE queue > %s
+     AND queue < %s
+     AND due_at IS NOT NULL
+   ORDER BY queue, due_at
+   LIMIT 1);
+
+-- give streams a new version
+
+INSERT INTO "outbox_stream" (stream, key, lane, seq, due_at, queue)
+VALUES (%s, %s, %s, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint + %s, statement_timestamp(), %s) ON CONFLICT (stream) DO
+UPDATE
+SET queue = CASE WHEN "outbox_stream".due_at IS NULL THEN EXCLUDED.queue ELSE "outbox_stream".queue
+            END,
+            seq = "outbox_stream".seq + 1 + EXCLUDED.seq - (extract(epoch
+                                                                    FROM statement_timestamp()) * 1000000)::bigint, due_at = COALESCE("outbox_stream".due_at,
+
+                                                                                                                               statement_timestamp());
+
 -- take a named lease
 
 UPDATE "outbox_lease"
@@ -1154,6 +1187,57 @@ WHERE name = %s
 
 INSERT INTO "outbox_lease" (name)
 VALUES (%s) ON CONFLICT DO NOTHING;
+
+-- renew a named lease
+
+UPDATE "outbox_lease"
+SET state = %s, locked_by = %s, locked_until = statement_timestamp() + %s * interval '1 second'
+WHERE name = %s
+  AND locked_by = %s;
+
+-- release a named lease
+
+UPDATE "outbox_lease"
+SET state = %s, locked_by = NULL, locked_until = NULL
+WHERE name = %s
+  AND locked_by = %s;
+
+-- what is paused
+
+SELECT id, kind, name, statement_timestamp() AT TIME ZONE 'UTC', until AT TIME ZONE 'UTC', pause_seconds
+FROM "outbox_pause";
+
+-- open a breaker
+
+INSERT INTO "outbox_pause" (kind, name, reason, paused_at, paused_by, until, pause_seconds)
+VALUES ('breaker', %s, %s, statement_timestamp(), '', statement_timestamp() + %s * interval '1 second', %s) ON CONFLICT DO NOTHING;
+
+-- win the probe of a breaker
+
+UPDATE "outbox_pause"
+SET until = statement_timestamp() + %s * interval '1 second'
+WHERE kind = 'breaker'
+  AND name = %s
+  AND until <= statement_timestamp();
+
+-- prolong a breaker
+
+UPDATE "outbox_pause"
+SET until = statement_timestamp() + %s * interval '1 second', pause_seconds = %s
+WHERE kind = 'breaker'
+  AND name = %s;
+
+-- close a breaker
+
+DELETE
+FROM "outbox_pause"
+WHERE kind = 'breaker'
+  AND name = %s;
+
+-- receive a message
+
+INSERT INTO "outbox_inbox" (source, message_id, received_at)
+VALUES (%s, %s, statement_timestamp()) ON CONFLICT DO NOTHING;
 
 -- delete events
 

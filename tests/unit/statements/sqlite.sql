@@ -1167,6 +1167,47 @@ SET queue = %s
 WHERE stream IN (%s)
   AND queue = %s;
 
+-- what is parked without its pause
+
+SELECT id
+FROM "outbox_pause";
+
+SELECT *
+FROM
+  (SELECT queue
+   FROM "outbox_event"
+   WHERE queue > %s
+     AND queue < %s
+     AND available_at IS NOT NULL
+   ORDER BY queue, available_at
+   LIMIT 1)
+UNION ALL
+SELECT *
+FROM
+  (SELECT queue
+   FROM "outbox_stream"
+   WHERE queue > %s
+     AND queue < %s
+     AND due_at IS NOT NULL
+   ORDER BY queue, due_at
+   LIMIT 1);
+
+-- give streams a new version
+
+INSERT INTO "outbox_stream" (stream, key, lane, seq, due_at, queue)
+VALUES (%s, %s, %s, (CAST(strftime('%%s', 'now') AS INTEGER) * 1000000 + CAST(substr(strftime('%%f', 'now'), 4) AS INTEGER) * 1000) + %s, strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now'), %s) ON CONFLICT (stream) DO
+UPDATE
+SET queue = CASE WHEN "outbox_stream".due_at IS NULL THEN EXCLUDED.queue ELSE "outbox_stream".queue
+            END,
+            seq = "outbox_stream".seq + 1 + EXCLUDED.seq - (CAST(strftime('%%s',
+                                                                   'now') AS INTEGER) * 1000000 + CAST(substr(strftime('%%f',
+
+                                                                                                                'now'),
+
+                                                                                                         4) AS INTEGER) * 1000),
+            due_at = COALESCE("outbox_stream".due_at,
+                       strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now'));
+
 -- take a named lease
 
 UPDATE "outbox_lease"
@@ -1179,6 +1220,58 @@ WHERE name = %s
 
 INSERT INTO "outbox_lease" (name)
 VALUES (%s) ON CONFLICT DO NOTHING;
+
+-- renew a named lease
+
+UPDATE "outbox_lease"
+SET state = %s, locked_by = %s, locked_until = strftime('%%Y-%%m-%%d %%H:%%M:%%f000',
+                                                 'now', %s || ' seconds')
+WHERE name = %s
+  AND locked_by = %s;
+
+-- release a named lease
+
+UPDATE "outbox_lease"
+SET state = %s, locked_by = NULL, locked_until = NULL
+WHERE name = %s
+  AND locked_by = %s;
+
+-- what is paused
+
+SELECT id, kind, name, strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now'), until, pause_seconds
+FROM "outbox_pause";
+
+-- open a breaker
+
+INSERT INTO "outbox_pause" (kind, name, reason, paused_at, paused_by, until, pause_seconds)
+VALUES ('breaker', %s, %s, strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now'), '', strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now', %s || ' seconds'), %s) ON CONFLICT DO NOTHING;
+
+-- win the probe of a breaker
+
+UPDATE "outbox_pause"
+SET until = strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now', %s || ' seconds')
+WHERE kind = 'breaker'
+  AND name = %s
+  AND until <= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now');
+
+-- prolong a breaker
+
+UPDATE "outbox_pause"
+SET until = strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now', %s || ' seconds'), pause_seconds = %s
+WHERE kind = 'breaker'
+  AND name = %s;
+
+-- close a breaker
+
+DELETE
+FROM "outbox_pause"
+WHERE kind = 'breaker'
+  AND name = %s;
+
+-- receive a message
+
+INSERT INTO "outbox_inbox" (source, message_id, received_at)
+VALUES (%s, %s, strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')) ON CONFLICT DO NOTHING;
 
 -- delete events
 
