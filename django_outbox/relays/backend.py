@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ..events import Event
+from ..exceptions import BrokerUnavailable
 from ..listeners.outcomes import Dead, Defer
 
 # What became of a message: None if the broker has confirmed it; an exception if it has not. The
@@ -28,6 +29,13 @@ class Unconfirmed(Exception):
             def publish(self, messages, deadline):
                 return [Unconfirmed("no answer before the deadline") for _ in messages]
     """
+
+
+def is_refusal(outcome: Outcome) -> bool:
+    """Return whether the broker refused a message, or it cannot be sent."""
+    if isinstance(outcome, (BrokerUnavailable, Unconfirmed, Defer)):
+        return False
+    return isinstance(outcome, (BaseException, Dead))
 
 
 class Refused(Exception):

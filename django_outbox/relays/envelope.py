@@ -19,6 +19,9 @@ JSON_TYPE = "application/json"
 STRUCTURED_TYPE = "application/cloudevents+json; charset=utf-8"
 TEXT_TYPE = "text/plain; charset=utf-8"  # what another SERIALIZER has written
 # CloudEvents 1.0: names of attributes are lower-case letters and digits, at most 20.
+# CloudEvents' HTTP binding, 3.1.3.2: of an attribute in a header, anything else is encoded.
+VISIBLE = "".join(chr(each) for each in range(0x21, 0x7F) if chr(each) not in '"%')
+TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")  # a header's name: RFC 9110, 5.6.2
 EXTENSION = re.compile(r"[a-z0-9]{1,20}")
 CORE = "specversion id source type subject time datacontenttype dataschema data".split()
 
@@ -79,6 +82,11 @@ class Envelope:
                 f"The event has no {error.args[0]}, which {name} of the relay "
                 f"{self._settings.name!r} names."
             ) from None
+
+
+def encoded(attribute: str) -> str:
+    """Return an attribute of a CloudEvent as HTTP and NATS have it in a header."""
+    return quote(attribute, safe=VISIBLE)
 
 
 def _quoted(value: str) -> str:

@@ -18,17 +18,15 @@ import httpx
 from ..exceptions import RetryAfter, Unrecoverable
 from ..listeners.outcomes import Dead
 from .backend import Message, Outcome, Refused
+from .envelope import TOKEN, encoded
 
 A_DAY: Final = 86_400.0  # seconds; a receiver cannot put an event off for longer
 ANSWER_SHOWN: Final = 200  # characters of an answer in an error
-TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, 5.6.2
 # A name in IDNA, whose labels have 1 to 63 characters, or an address.
 HOST: Final = re.compile(
     rb"(?=.{1,254}\Z)[A-Za-z0-9_-]{1,63}(?:\.[A-Za-z0-9_-]{1,63})*\.?|[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]+"
 )
 CONTROL: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")  # what no header's value may contain
-# CloudEvents' HTTP binding, 3.1.3.2: all but printable ASCII, and of that space, '"' and '%'.
-ESCAPED: Final = re.compile(r'[^\x21-\x7e]|["%]')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,17 +91,13 @@ def _id_of(message: Message) -> bytes:
 
 def _header_value(name: str, value: str) -> bytes:
     if name.startswith("ce-"):
-        return ESCAPED.sub(_percent_encoded, value).encode("ascii")
+        return encoded(value).encode("ascii")
     if CONTROL.search(value):
         raise Unrecoverable(
             f"The header {name!r} contains a line break or another control character, which HTTP "
             "does not allow."
         )
     return value.strip(" \t").encode()
-
-
-def _percent_encoded(match: re.Match[str]) -> str:
-    return "".join(f"%{byte:02X}" for byte in match[0].encode())
 
 
 # --- signatures ----------------------------------------------------------------------------------

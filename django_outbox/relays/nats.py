@@ -19,12 +19,12 @@ from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from itertools import count
 from time import monotonic
 from typing import Any, ClassVar, Final
-from urllib.parse import quote
 
 from nats.js import errors
 
 from ..exceptions import BrokerUnavailable, Unrecoverable
 from .backend import Backend, Message, Outcome, Refused, Unconfirmed, expect
+from .envelope import TOKEN, encoded
 from .nats_connection import DEFAULT_SERVER, FAULTS, Connection
 from .session import late
 
@@ -35,8 +35,6 @@ MAX_SUBJECT: Final = 2048  # bytes; a server closes the connection for a line of
 DOMAIN: Final = re.compile(r"[A-Za-z0-9_-]+")
 SUBJECT: Final = re.compile(r"[^\s.*>\x00-\x20\x7f]+(?:\.[^\s.*>\x00-\x20\x7f]+)*")
 RESERVED: Final = ("$JS.", "$SYS.", "_INBOX.")  # a message there is a command, or an answer
-HEADER: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
-VISIBLE: Final = "".join(chr(each) for each in range(0x21, 0x7F) if chr(each) not in '"%')
 DENIED: Final = re.compile(r'permissions violation for publish to "(.*?)"', re.IGNORECASE)
 # Error codes of JetStream that concern its account, server or cluster, whatever the message.
 FULL: Final = (10002, 10023, 10028, 10047)  # the account, resources, memory, storage
@@ -104,7 +102,7 @@ class JetStream(Backend):
         headers = self._headers(message)
         size = len(message.body) + 12  # and the first and last line of the headers
         for name, value in headers.items():
-            if not HEADER.fullmatch(name) or "\r" in value or "\n" in value:
+            if not TOKEN.fullmatch(name) or "\r" in value or "\n" in value:
                 raise Unrecoverable(
                     f"The header {name!r} cannot be sent: a name has ASCII letters, digits and "
                     "hyphens, a value no line breaks."
@@ -187,13 +185,11 @@ class JetStream(Backend):
                     waiting.set_result(Refused(f"{self._connection} refused the message: {text}"))
 
     def _headers(self, message: Message) -> dict[str, str]:
-        headers = dict(message.headers)
-        if "ce-specversion" in headers:  # attributes are percent-encoded as in HTTP
-            for name, value in message.headers.items():
-                if name.startswith(self.attribute_prefix):
-                    headers[name] = quote(value, safe=VISIBLE)
+        headers = {**message.headers, "content-type": message.content_type}
+        if "ce-specversion" in headers:
+            own = [name for name in headers if name.startswith(self.attribute_prefix)]
+            headers |= {name: encoded(headers[name]) for name in own}
             headers["ce-datacontenttype"] = message.content_type
-        headers["content-type"] = message.content_type
         headers["Nats-Msg-Id"] = message.event_id
         if self._stream is not None:
             headers["Nats-Expected-Stream"] = self._stream

@@ -34,10 +34,8 @@ NAME: Final = 128  # bytes, at most, of a header's name
 HEADER_ROOM: Final = 4096  # bytes of a header frame for all that is not the event's headers
 OPEN_TIMEOUT: Final = 5.0  # seconds
 PROBE_TIMEOUT: Final = 5.0  # seconds that the broker may take to answer a check
-# What a connection that breaks, or is refused, raises.
-BROKEN: Final = (exceptions.AMQPError, PAMQPException, OSError, RuntimeError)
-
-
+# What a connection that breaks, is refused, or is not there in time raises.
+BROKEN: Final = (exceptions.AMQPError, PAMQPException, OSError, RuntimeError, asyncio.TimeoutError)
 BLOCKED: Final = (
     "{} has blocked the connection, as it does during a memory or disk alarm; see 'rabbitmqctl "
     "list_alarms'"
@@ -93,13 +91,7 @@ class RabbitMQ(Backend):
 
     async def open(self) -> None:
         """Connect, and declare the exchange."""
-        connection = Connection(self._address)
-        try:
-            await asyncio.wait_for(self._open(connection), OPEN_TIMEOUT)
-        except (*BROKEN, asyncio.TimeoutError) as error:
-            await connection.close()
-            raise BrokerUnavailable(self._reason(error)) from error
-        self._free.append(connection)
+        self._free.append(await self._connection(OPEN_TIMEOUT))
 
     def prepare(self, message: Message) -> Message:
         """Return a message that the protocol can carry; ``Unrecoverable`` says why it cannot."""
@@ -121,10 +113,7 @@ class RabbitMQ(Backend):
 
     async def publish(self, messages: Sequence[Message], deadline: float) -> list[Outcome]:
         """Send messages and wait until each is confirmed, returned or rejected."""
-        try:
-            connection = await asyncio.wait_for(self._connection(), deadline - monotonic())
-        except (*BROKEN, asyncio.TimeoutError) as error:
-            return [BrokerUnavailable(self._reason(error))] * len(messages)
+        connection = await self._connection(deadline - monotonic())
         closed = asyncio.shield(connection.channel.closing)
         tasks = [asyncio.ensure_future(self._publish(connection, each)) for each in messages]
         waiting = await late(tasks, closed, deadline - monotonic())
@@ -150,11 +139,10 @@ class RabbitMQ(Backend):
         connection = Connection(self._address)
         try:
             await asyncio.wait_for(self._probe(connection), PROBE_TIMEOUT)
-        except asyncio.TimeoutError as error:
-            await connection.abort()
-            raise BrokerUnavailable(self._reason(error, connection)) from error
         except BROKEN as error:
-            raise BrokerUnavailable(self._reason(error)) from error
+            if isinstance(error, asyncio.TimeoutError):
+                await connection.abort()
+            raise BrokerUnavailable(self._reason(error, connection)) from error
         finally:
             await connection.close()
 
@@ -164,7 +152,8 @@ class RabbitMQ(Backend):
 
     # --- sending ---
 
-    async def _connection(self) -> Connection:
+    async def _connection(self, timeout: float) -> Connection:
+        """Return a connection that no batch uses, or open one."""
         while self._free:
             connection = self._free.pop()
             if connection.is_open:
@@ -172,10 +161,10 @@ class RabbitMQ(Backend):
             await connection.close()
         connection = Connection(self._address)
         try:
-            await self._open(connection)
-        except BaseException:
+            await asyncio.wait_for(self._open(connection), timeout)
+        except BROKEN as error:
             await connection.close()
-            raise
+            raise BrokerUnavailable(self._reason(error)) from error
         return connection
 
     async def _open(self, connection: Connection) -> None:

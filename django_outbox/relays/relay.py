@@ -20,7 +20,7 @@ from ..listeners.outcomes import Dead, Defer
 from ..redaction import Redaction
 from ..relay_settings import RelaySettings
 from ..signals import announce, relay_published
-from .backend import Backend, Message, Outcome, Unconfirmed
+from .backend import Backend, Message, Outcome, is_refusal
 from .envelope import Envelope
 from .session import OPEN_TIMEOUT, Session
 
@@ -174,9 +174,12 @@ class Relay:
         self, messages: Sequence[Message], *, sender: str, impossible: int
     ) -> list[Outcome]:
         """Publish messages, and report it; ``impossible`` others of the batch could not be made."""
-        began, published, refused, deferred = monotonic(), 0, 0, 0
+        began, answers = monotonic(), list[Outcome]()
+        published, refused, deferred = 0, 0, 0
         try:
-            answers = self._exchange(messages) if messages else []
+            if messages:
+                with self._open_session() as session:
+                    answers = session.publish(messages, monotonic() + session.backend.timeout)
             published = sum(each is None for each in answers)
             refused = impossible + sum(map(is_refusal, answers))
             deferred = sum(map(is_deferral, answers))
@@ -190,16 +193,6 @@ class Relay:
                 deferred=deferred,
                 duration=monotonic() - began,
             )
-        return answers
-
-    def _exchange(self, messages: Sequence[Message]) -> list[Outcome]:
-        with self._open_session() as session:
-            answers = heard(session.publish(messages, monotonic() + session.backend.timeout))
-            away = [each for each in answers if isinstance(each, BrokerUnavailable)]
-            if away or any(isinstance(each, Unconfirmed) for each in answers):
-                session.failed = True  # nothing that is still in it may be sent later
-            if len(away) == len(answers):
-                raise BrokerUnavailable(str(away[0]))
         return answers
 
     def _open_session(self) -> Session:
@@ -217,30 +210,6 @@ class Relay:
                 self._session = session
             session.enter()
             return session
-
-
-def heard(answers: Sequence[Outcome]) -> list[Outcome]:
-    """Return the outcomes of a batch, after whose last answer the broker has fallen silent.
-
-    It is away for what is unconfirmed from there on. What is unconfirmed before that is a matter of
-    that message, such as a queue without a leader.
-    """
-    last = max((i for i, each in enumerate(answers) if _is_answer(each)), default=-1)
-    return [
-        BrokerUnavailable(str(each)) if i > last and isinstance(each, Unconfirmed) else each
-        for i, each in enumerate(answers)
-    ]
-
-
-def _is_answer(outcome: Outcome) -> bool:
-    return outcome is None or (is_refusal(outcome) and not isinstance(outcome, Unrecoverable))
-
-
-def is_refusal(outcome: Outcome) -> bool:
-    """Return whether the broker refused a message, or it cannot be sent."""
-    if isinstance(outcome, (BrokerUnavailable, Unconfirmed, Defer)):
-        return False
-    return isinstance(outcome, (BaseException, Dead))
 
 
 def is_deferral(outcome: Outcome) -> bool:

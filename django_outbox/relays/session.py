@@ -15,7 +15,7 @@ from weakref import WeakSet
 
 from ..exceptions import BrokerUnavailable, Unrecoverable
 from ..log import report_quietly
-from .backend import Backend, Message, Outcome, Together
+from .backend import Backend, Message, Outcome, Together, Unconfirmed, is_refusal
 
 logger = logging.getLogger("django_outbox")
 
@@ -80,9 +80,12 @@ class Session:
             except Exception as error:  # noqa: BLE001 - of this message alone
                 outcomes.append(error)
         answers = iter(self._answers(prepared, deadline) if prepared else ())
-        outcomes = [next(answers) if each is None else each for each in outcomes]
-        if outcomes and all(isinstance(each, BrokerUnavailable) for each in outcomes):
-            raise BrokerUnavailable(str(outcomes[0]))
+        outcomes = heard([next(answers) if each is None else each for each in outcomes])
+        away = [each for each in outcomes if isinstance(each, BrokerUnavailable)]
+        if away or any(isinstance(each, Unconfirmed) for each in outcomes):
+            self.failed = True  # nothing that is still in it may be sent later
+        if away and len(away) == len(outcomes):
+            raise BrokerUnavailable(str(away[0]))
         return outcomes
 
     def _answers(self, prepared: Sequence[Any], deadline: float) -> list[Outcome]:
@@ -142,6 +145,23 @@ class Session:
             self._loop.stop()
 
 
+def heard(answers: Sequence[Outcome]) -> list[Outcome]:
+    """Return the outcomes of a batch, after whose last answer the broker has fallen silent.
+
+    It is away for what is unconfirmed from there on. What is unconfirmed before that is a matter of
+    that message, such as a queue without a leader.
+    """
+    last = max((i for i, each in enumerate(answers) if _is_answer(each)), default=-1)
+    return [
+        BrokerUnavailable(str(each)) if i > last and isinstance(each, Unconfirmed) else each
+        for i, each in enumerate(answers)
+    ]
+
+
+def _is_answer(outcome: Outcome) -> bool:
+    return outcome is None or (is_refusal(outcome) and not isinstance(outcome, Unrecoverable))
+
+
 def _expect_text(message: Message) -> None:
     try:
         for each in (message.to, message.group or "", *message.headers, *message.headers.values()):
@@ -176,11 +196,7 @@ class EventLoopThread:
 
     def run(self, work: Coroutine[Any, Any, Any], timeout: float) -> Any:
         """Return what a coroutine returns; ``asyncio.TimeoutError`` after ``timeout`` seconds."""
-
-        async def limited() -> Any:
-            return await asyncio.wait_for(work, timeout)
-
-        future = asyncio.run_coroutine_threadsafe(limited(), self._loop)
+        future = asyncio.run_coroutine_threadsafe(asyncio.wait_for(work, timeout), self._loop)
         try:
             return future.result(timeout + 1)
         except FutureTimeout:  # asyncio's own from Python 3.11 on; or the loop itself is blocked
