@@ -11,7 +11,7 @@ from django.utils.module_loading import import_string
 
 import django_outbox as outbox
 from django_outbox.relay_settings import RelaySettings
-from django_outbox.relays.envelope import Envelope
+from django_outbox.relays.envelope import message_of
 from tests.relay_backend import InMemory
 
 KEPT = ["trace", "x-shop", "X-Request-Id", "natsy", "x-nats-rollup", "cc2", "abcc", "x-delays"]
@@ -50,7 +50,7 @@ def sent(backend: Any, names: list[str], **settings: Any) -> dict[str, str]:
         headers={name: f"of {name}" for name in names},
         occurred_at=datetime(2026, 3, 1, tzinfo=timezone.utc),
     )
-    return dict(Envelope(relay, backend).message(event).headers)
+    return dict(message_of(event, relay, backend).headers)
 
 
 @pytest.mark.parametrize("format_", ["plain", "cloudevents", "cloudevents-structured"])

@@ -20,7 +20,7 @@ from django_outbox import BrokerUnavailable, Unrecoverable
 from django_outbox.checks.relays import EXTRAS
 from django_outbox.relay_settings import FIELDS, FORMATS, KNOWN, RelaySettings
 from django_outbox.relays import Backend, Message
-from django_outbox.relays.envelope import Envelope
+from django_outbox.relays.envelope import message_of
 from django_outbox.testing import make_event
 from tests import samples
 from tests.cases import cases
@@ -74,7 +74,7 @@ def lines() -> Iterator[type[Backend]]:
 def message(payload: Any = None) -> Message:
     event = make_event("order.placed", payload, key="k")
     settings = RelaySettings(name="x", BACKEND="x.Y", EVENTS=("*",))
-    return Envelope(settings, Backend).message(event)
+    return message_of(event, settings, Backend)
 
 
 @pytest.fixture
@@ -142,7 +142,7 @@ def test_a_format_is_as_the_reference_shows(form: str) -> None:
     settings = RelaySettings(
         name="x", BACKEND="x.Y", EVENTS=("*",), FORMAT=form, SOURCE="/shops/{tenant_id}"
     )
-    sent = Envelope(settings, Backend).message(event)
+    sent = message_of(event, settings, Backend)
     lines = [f"{name}: {value}" for name, value in sent.headers.items()]
     text = "\n".join([f"content-type: {sent.content_type}", *lines, "", sent.body.decode(), ""])
     assert f'```text title="{form}"\n{text}```' in reference()

@@ -26,62 +26,49 @@ EXTENSION = re.compile(r"[a-z0-9]{1,20}")
 CORE = "specversion id source type subject time datacontenttype dataschema data".split()
 
 
-class Envelope:
-    """Turns events into messages, as ``TO``, ``FORMAT`` and ``SOURCE`` of a relay say."""
-
-    def __init__(self, settings: RelaySettings, backend: type[Backend]) -> None:
-        self._settings, self._backend = settings, backend
-
-    def message(self, event: Event) -> Message:
-        """Return the message of an event; ``Unrecoverable`` if it lacks a field that is needed."""
-        settings, text = self._settings, event._payload_text or ""
-        is_json = hooks.serializer() is hooks.JSON
-        to = self._filled("TO", settings.TO, event, self._backend.quote)
-        headers, content_type = self._allowed(event), JSON_TYPE if is_json else TEXT_TYPE
-        if settings.FORMAT == "plain":
-            headers |= _plain(event)
-            body = text.encode()
+def message_of(event: Event, settings: RelaySettings, backend: type[Backend]) -> Message:
+    """Return what a relay sends; ``Unrecoverable`` if the event lacks a field that is needed."""
+    text, is_json = event._payload_text or "", hooks.serializer() is hooks.JSON
+    to = _filled("TO", settings, event, backend.quote)
+    commands, content_type = backend.commands, JSON_TYPE if is_json else TEXT_TYPE
+    headers = {
+        name: value
+        for name, value in event.headers.items()
+        if commands is None or not commands.fullmatch(name)
+    }
+    body = text.encode()
+    if settings.FORMAT == "plain":
+        headers |= _plain(event)
+    else:
+        attributes = _attributes(event, _filled("SOURCE", settings, event, _quoted))
+        if settings.FORMAT == "cloudevents":
+            prefix = backend.attribute_prefix
+            headers |= {f"{prefix}{name}": value for name, value in attributes.items()}
         else:
-            source = self._filled("SOURCE", settings.SOURCE, event, _quoted)
-            attributes = _attributes(event, source)
-            if settings.FORMAT == "cloudevents":
-                prefix = self._backend.attribute_prefix
-                headers |= {f"{prefix}{name}": value for name, value in attributes.items()}
-                body = text.encode()
-            else:
-                body = _structured({**attributes, "datacontenttype": content_type}, text, is_json)
-                content_type = STRUCTURED_TYPE
-        return Message(
-            to=to,
-            body=body,
-            content_type=content_type,
-            headers=headers,
-            event_id=event.event_id,
-            event_type=event.event_type,
-            key=event.key,
-            group=event.key or event.aggregate_id,
-            event=event,
-        )
+            body = _structured({**attributes, "datacontenttype": content_type}, text, is_json)
+            content_type = STRUCTURED_TYPE
+    return Message(
+        to=to,
+        body=body,
+        content_type=content_type,
+        headers=headers,
+        event_id=event.event_id,
+        event_type=event.event_type,
+        key=event.key,
+        group=event.key or event.aggregate_id,
+        event=event,
+    )
 
-    def _allowed(self, event: Event) -> dict[str, str]:
-        """Return the event's own headers without those that are commands to the broker."""
-        commands = self._backend.commands
-        return {
-            name: value
-            for name, value in event.headers.items()
-            if commands is None or not commands.fullmatch(name)
-        }
 
-    def _filled(self, name: str, template: str, event: Event, quote: Any) -> str:
-        fields: dict[str, Any] = {each: getattr(event, each) for each in FIELDS}
-        fields["headers"] = _Quoted(event.headers, quote, "header ")
-        try:
-            return template.format_map(_Quoted(fields, quote))
-        except KeyError as error:
-            raise Unrecoverable(
-                f"The event has no {error.args[0]}, which {name} of the relay "
-                f"{self._settings.name!r} names."
-            ) from None
+def _filled(name: str, settings: RelaySettings, event: Event, quote: Any) -> str:
+    fields: dict[str, Any] = {each: getattr(event, each) for each in FIELDS}
+    fields["headers"] = _Quoted(event.headers, quote, "header ")
+    try:
+        return str(getattr(settings, name).format_map(_Quoted(fields, quote)))
+    except KeyError as error:
+        raise Unrecoverable(
+            f"The event has no {error.args[0]}, which {name} of the relay {settings.name!r} names."
+        ) from None
 
 
 def encoded(attribute: str) -> str:

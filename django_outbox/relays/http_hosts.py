@@ -56,10 +56,11 @@ class Hosts:
         self, host: str, reason: str, *, is_unreachable: bool, retry_after: float = 0.0
     ) -> Absence:
         """Remember that a host is away; ``retry_after`` is what it has asked for, in seconds."""
-        now, former = monotonic(), self._absences.get(host)
+        now, former = monotonic(), self._absences.pop(host, None)
         since = former.since if former else now
         pause = min(max(retry_after, (now - since) * SHARE, MIN_PAUSE), MAX_PAUSE)
-        self._forget_old(now)
+        if len(self._absences) >= MAX_HOSTS:
+            self._absences.pop(next(iter(self._absences)), None)
         absence = Absence(
             reason=reason, since=since, until=now + pause, is_unreachable=is_unreachable
         )
@@ -73,13 +74,6 @@ class Hosts:
     def clear(self) -> None:
         """Forget all hosts."""
         self._absences.clear()
-
-    def _forget_old(self, now: float) -> None:
-        if len(self._absences) < MAX_HOSTS:
-            return
-        for host, absence in [*self._absences.items()]:
-            if absence.until < now:
-                self._absences.pop(host, None)
 
 
 # Of the process: it outlives backends, which are made anew after each BrokerUnavailable.

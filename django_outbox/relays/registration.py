@@ -13,8 +13,6 @@ from .. import conf, hooks
 from ..listeners import registry
 from ..listeners.options import Batching
 from ..listeners.registry import ANY, Listener
-from ..listeners.retry import RetryPolicy
-from ..relay_settings import RelaySettings
 from .relay import Relay
 
 
@@ -39,30 +37,25 @@ def _close() -> None:
 
 
 def _listener(relay: Relay) -> Listener:
-    settings = relay.settings
-    per_key = 1
+    settings, per_key, retry = relay.settings, 1, None
     with suppress(ImproperlyConfigured):  # a check reports it; events wait, or are written anyway
         per_key = relay.backend_class.per_key
+    with suppress(ImproperlyConfigured):
+        where = f'OUTBOX["RELAYS"][{settings.name!r}]["RETRY"]'
+        retry = None if settings.RETRY is None else hooks.retry_from(settings.RETRY, where)
     return Listener(
         call=relay,
         event_type=", ".join(settings.EVENTS),
         patterns=settings.EVENTS,
         aggregate_type=ANY,
         name=settings.title,
-        retry=_retry(settings),
+        retry=retry,
         timeout=None,
         atomic=False,
         queue=settings.title,
         batching=Batching(settings.BATCH, settings.WITHIN, min(per_key, settings.BATCH)),
         check=relay.check,
     )
-
-
-def _retry(settings: RelaySettings) -> RetryPolicy | None:
-    if settings.RETRY is not None:
-        with suppress(ImproperlyConfigured):  # a check reports it
-            return hooks.retry_from(settings.RETRY, f'OUTBOX["RELAYS"][{settings.name!r}]["RETRY"]')
-    return None
 
 
 def _reset(*, setting: str, **kwargs: Any) -> None:

@@ -21,7 +21,7 @@ from ..redaction import Redaction
 from ..relay_settings import RelaySettings
 from ..signals import announce, relay_published
 from .backend import Backend, Message, Outcome, is_refusal
-from .envelope import Envelope
+from .envelope import message_of
 from .session import OPEN_TIMEOUT, Session
 
 logger = logging.getLogger("django_outbox")
@@ -98,10 +98,10 @@ class Relay:
     def _send(self, events: list[Event]) -> list[Outcome]:
         messages: list[Message] = []
         found: dict[str, Outcome] = {}
-        envelope = Envelope(self.settings, self.backend_class)
+        backend = self.backend_class
         for event in events:
             try:
-                messages.append(envelope.message(event))
+                messages.append(message_of(event, self.settings, backend))
             except Exception as error:  # noqa: BLE001 - of this event alone
                 found[event.event_id] = error
         outcomes = self._publish(messages, sender=events[0].database, impossible=len(found))
