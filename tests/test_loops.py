@@ -14,7 +14,7 @@ def told(caplog: pytest.LogCaptureFixture, who: str = "claimer") -> list[str]:
 
 def test_errors_in_a_row_are_told_ever_more_seldom(caplog: pytest.LogCaptureFixture) -> None:
     """Some eight threads of a worker meet an outage at once, and it may last for hours."""
-    loop = Loop("outbox-default-claimer", lambda: 0.0, alias="default", lock_wait=1)
+    loop = Loop("outbox-default-claimer", lambda: 0.0, alias="default")
     for _ in range(100):
         loop._handle_error(ValueError("no"))
     assert [text.split(" next_try")[0] for text in told(caplog)] == [
@@ -27,7 +27,7 @@ def test_the_pause_after_errors_leaves_time_for_the_lease(
     caplog: pytest.LogCaptureFixture, lease: float, most: float
 ) -> None:
     """No thread sleeps for longer than the heartbeat does, so that it renews what it can."""
-    loop = Loop("outbox-default-heartbeat", lambda: 0.0, alias="default", lock_wait=1)
+    loop = Loop("outbox-default-heartbeat", lambda: 0.0, alias="default")
     with override_settings(OUTBOX={"LEASE": lease}):
         pauses = [loop._handle_error(ValueError("no")) for _ in range(64)]
     assert pauses[0] <= 0.12
@@ -44,7 +44,7 @@ def test_the_first_error_after_a_success_is_told_again(caplog: pytest.LogCapture
             raise ValueError("no")
         return 0.0
 
-    loop = Loop("outbox-default-claimer", step, alias="default", lock_wait=1)
+    loop = Loop("outbox-default-claimer", step, alias="default")
     while ills:
         loop._run_step()
     words = [text.split()[1] for text in told(caplog)]

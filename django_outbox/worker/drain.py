@@ -133,10 +133,9 @@ class Drain(Settles):
         if self._inline:
             self._deliver_all(most, chunk=max(map(batch_room, self._settings.queues)))
         else:
-            step, lock_wait = partial(renew, self._releases), self._settings.LOCK_WAIT
-            name = f"outbox-{self._alias}-drain-heartbeat"
-            heartbeat = Loop(name, step, alias=self._alias, lock_wait=lock_wait)
-            own = engine_connection(self._alias, lock_wait=lock_wait)
+            name, step = f"outbox-{self._alias}-drain-heartbeat", partial(renew, self._releases)
+            heartbeat = Loop(name, step, alias=self._alias)
+            own = engine_connection(self._alias, lock_wait=self._settings.LOCK_WAIT)
             with heartbeat, closing(own) as self._connection:
                 self._deliver_all(most, chunk=self._settings.POLL_BATCH_SIZE)
         return self._count

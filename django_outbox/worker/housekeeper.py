@@ -211,7 +211,7 @@ class Purger:
         """Purge what has become old enough since the last run; return the pause in seconds."""
         started, self._began_at = monotonic(), self._began_at or now
         yield from in_turn(
-            self._purge("events", partial(_events, since=self._progress.ran_at)),
+            self._purge("events", lambda c: purge_events(c.alias, since=self._progress.ran_at)),
             self._purge("received_messages", partial(_expired, OutboxInbox)),
             self._purge_statistics(),
         )  # after an error, the next run begins where this one began
@@ -248,7 +248,9 @@ class Purger:
             progress.scanned_at = now
         table, after = progress.scan or ("events", "")
         try:
-            batch: Batch | None = yield partial(_scan, table, after)
+            batch: Batch | None = yield lambda connection: SCANS[table](
+                connection.alias, after=after, most=SCAN_RATE
+            )
         except Exception:
             if (yield answers):
                 self._end_scan(table)
@@ -278,14 +280,6 @@ class Purger:
             logger.info("purged streams=%d", count)
 
 
-def _events(connection: BaseDatabaseWrapper, *, since: datetime | None) -> Batches:
-    return purge_events(connection.alias, since=since)
-
-
 def _expired(model: Any, connection: BaseDatabaseWrapper) -> Batches:
     batches: Batches = model.objects.using(connection.alias).purge_batches()
     return batches
-
-
-def _scan(table: str, after: str, connection: BaseDatabaseWrapper) -> Batch | None:
-    return SCANS[table](connection.alias, after=after, most=SCAN_RATE)

@@ -39,14 +39,13 @@ class Loop:
         step: Callable[[], Steps[float] | float],
         *,
         alias: str,
-        lock_wait: float,
         close: Callable[[], Steps[None]] | None = None,
         woken: threading.Event | None = None,
         on_database_error: Callable[[], None] = lambda: None,
     ) -> None:
         self.name = name
         self._step = step
-        self._alias, self._lock_wait = alias, lock_wait
+        self._alias = alias
         self._close = close  # gives back what the steps took
         self._on_database_error = on_database_error  # called after each database error
         self._woken = woken or threading.Event()  # set by ``wake``
@@ -110,7 +109,7 @@ class Loop:
         return 0.0 if began is None else time.monotonic() - began
 
     def _run(self) -> None:
-        connection = engine_connection(self._alias, lock_wait=self._lock_wait)
+        connection = engine_connection(self._alias, lock_wait=current().LOCK_WAIT)
         connections[self._alias] = connection
         try:
             while not self.stopping:

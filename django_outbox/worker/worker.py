@@ -135,7 +135,6 @@ class Worker:
             f"outbox-{self.alias}-{name}",
             step,
             alias=self.alias,
-            lock_wait=self.settings.LOCK_WAIT,
             on_database_error=self._engine.sessions.report_broken,
             **given,
         )
