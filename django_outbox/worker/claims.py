@@ -11,7 +11,6 @@ from typing import Any
 from .. import doorbell
 from ..clocks import monotonic
 from ..delivery.lease import Lease, Run, lease_from_row, row_run
-from ..delivery.route import dead_after_rescues
 from ..events import Event
 from ..listeners.queues import expected_queue
 from ..models.pause_queryset import holding
@@ -91,7 +90,9 @@ class Claims:
             yield partial(report_rescues, leases=rescued)
         source = "cold" if hot is None else "hot"
         announce(events_claimed, sender=self._alias, count=len(new), source=source)
-        self._pools.put([each for each in new if not self._ends(each)])
+        for each in self.reads.dead(new):
+            self._pools.settle(each)
+        self._pools.put([each for each in new if not each.decided])
         if len(new) < SMALL_CLAIM:
             yield Wait(0)  # let the threads that wait for them run first
         return found
@@ -103,14 +104,6 @@ class Claims:
                 gate.poll_soon(waited)
         if any(not self._pools.accepts(each) for each in queues):
             yield doorbell.ring
-
-    def _ends(self, lease: Lease) -> bool:
-        """Return whether an event has lost too many workers, and is dead."""
-        if lease.rescues < self._settings.MAX_RESCUES:
-            return False
-        lease.decided = True
-        self._pools.settle((lease, dead_after_rescues(lease.rescues)))
-        return True
 
     def _placed(self, leases: list[Lease]) -> Steps[list[Lease]]:
         """Set the queue of each; release what is paused or to run elsewhere; return the others.
@@ -154,16 +147,13 @@ class Claims:
         is_open = self._pools.accepts(lease.queue)
         if lease.queue == lease.run.queue or (is_open and room > 0):
             return True
-        if self._is_fresh(lease) or (lease.queue in self._gates and not is_open):
+        first = lease.first_due_at
+        was_passed_on = first is None or lease.due_at >= first + PASSED_ON_DELAY
+        is_closed = lease.queue in self._gates and not is_open
+        if is_closed or not was_passed_on or not self._gates:  # a drain passes nothing on twice
             return False
         lease.queue = lease.run.queue
         return True
-
-    def _is_fresh(self, lease: Lease) -> bool:
-        """Return whether an event is due for the first time, and has not been passed on."""
-        first = lease.first_due_at
-        was_not = first is not None and lease.due_at < first + PASSED_ON_DELAY
-        return was_not or not self._gates  # a drain, which passes nothing on twice
 
     def _passed_on(self, lease: Lease) -> Unclaimed:
         """Return how an event is released into another queue.

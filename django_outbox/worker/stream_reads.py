@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from math import inf
@@ -14,7 +14,7 @@ from ..clocks import monotonic
 from ..delivery.lease import Lease, Run, lease_from_row
 from ..delivery.route import dead_after_rescues
 from ..events import split_stream, stored_instant
-from ..listeners.outcomes import Status
+from ..listeners.outcomes import Decision, Status
 from ..listeners.queues import expected_queue
 from ..models.pause_queryset import holding
 from ..queue_settings import parked_queue
@@ -109,15 +109,19 @@ class StreamReads:
             ready.append(read)
         if rescued := [each for each in taken if each.rescued]:
             yield partial(report_rescues, leases=rescued)
-        # Only of a head, and only if the worker was lost with its stream, is it more than 0.
-        deadly = [each for each in taken if each.rescues >= self._settings.MAX_RESCUES]
-        for lease in deadly:
-            lease.decided = True
+        dead = self.dead(taken)
         self._runs.add_events(ready)
-        for lease in deadly:
-            self._pools.settle((lease, dead_after_rescues(lease.rescues)))
+        for each in dead:
+            self._pools.settle(each)
         self._pools.claimed(taken)
         return len(taken)
+
+    def dead(self, leases: Iterable[Lease]) -> list[tuple[Lease, Decision]]:
+        """Decide that events are dead with which too many workers were lost."""
+        found = [each for each in leases if each.rescues >= self._settings.MAX_RESCUES]
+        for lease in found:
+            lease.decided = True
+        return [(each, dead_after_rescues(each.rescues)) for each in found]
 
     def _plan(self, run: Run, found: StreamRows, limit: int, retry: datetime | None) -> StreamRead:
         """Return the events to run now, and when the stream is due again."""
