@@ -40,8 +40,8 @@ SURVIVORS = (
         edits=[
             (
                 "worker/claims.py",
-                "row, deadline=deadline, me",
-                "row, deadline=self._held.deadline(now), me",
+                "row_run(row, deadline=deadline, me",
+                "row_run(row, deadline=self._held.deadline(now), me",
             )
         ],
         test=f"{DEADLINES}[claim_event-too late]",
@@ -51,8 +51,8 @@ SURVIVORS = (
         edits=[
             (
                 "worker/claims.py",
-                "            deadline=deadline,\n            rescues",
-                "            deadline=self._held.deadline(monotonic()),\n            rescues",
+                "stream_run(row, deadline=deadline, me",
+                "stream_run(row, deadline=self._held.deadline(monotonic()), me",
             )
         ],
         test=f"{DEADLINES}[claim_stream-too late]",
@@ -343,7 +343,7 @@ SURVIVORS = (
     ),
     Survivor(
         name="events that start before an earlier one of their key is routed",
-        edits=[("worker/stream_reads.py", "if row[ROUTED_UNTIL] is not", "if 0 and row[9] is not")],
+        edits=[("worker/claims.py", "if row[ROUTED_UNTIL] is not", "if 0 and row[9] is not")],
         test=f"{ROUTES}test_events_wait_until_an_earlier_one_of_their_key_is_routed",
     ),
     Survivor(

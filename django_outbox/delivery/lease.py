@@ -42,7 +42,7 @@ class Run(msgspec.Struct, kw_only=True, eq=False, gc=False):
     deadline: float  # monotonic; nothing of it is started later without a renewal
     out: list[Lease] = []  # handed out, and not settled
     waiting: list[Lease] = []  # of a stream: behind those that are out
-    # By worker/stream_reads.py, only of a stream:
+    # By worker/claims.py, only of a stream:
     lost_worker: str | None = None  # the last that was lost with it, until that has been reported
     # By worker/runs.py, only of a stream:
     rescues: int = 0  # workers that were lost with it

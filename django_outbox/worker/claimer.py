@@ -39,8 +39,9 @@ class Claimer:
     ) -> None:
         settings = self._settings = releases.settings
         self._held, self._runs, self._wakeup = releases.held, releases.runs, gates.wakeup
+        self._releases = releases
         self._gates, self._claims, self._quarantine = gates, claims, quarantine
-        self._known_pauses = claims.reads.known_pauses
+        self._known_pauses = claims.known_pauses
         self._may_claim = may_claim  # False on the standby of single_node
         hot, cold = settings.FAIRNESS
         self._turns = cycle([True] * hot + [False] * cold)  # True: hot
@@ -64,7 +65,9 @@ class Claimer:
         for gate in self._gates:
             if (yield from gate.breaker.follow(is_idle=gate.ready.idle > 0)):
                 yield from self._claim_probe(gate)
-            yield from self._claims.give_back(gate, gate.to_release(now))
+            if late := gate.to_release(now):
+                rows, _ = yield from self._releases.give_back(late)
+                gate.released(rows, monotonic())
         open_ones = [each for each in self._gates if each.room(now)]
         if any(each.has_left_offers for each in self._gates):
             self._wakeup.want_poll()  # perhaps no other worker runs

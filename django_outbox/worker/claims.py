@@ -1,34 +1,59 @@
-"""Claim: the verb that leases rows and streams, and hands out what they bring."""
+"""Claim: the verb that leases rows and streams, reads the latter, and hands out their events."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from math import ceil, inf
+from operator import itemgetter
 from typing import Any
 
 from .. import doorbell
 from ..clocks import monotonic
 from ..delivery.lease import Lease, Run, lease_from_row, row_run
-from ..events import Event
+from ..delivery.route import dead_after_rescues
+from ..events import Event, split_stream, stored_instant
+from ..listeners.outcomes import Decision, Status
 from ..listeners.queues import expected_queue
 from ..models.pause_queryset import holding
-from ..queue_settings import parked_by
+from ..queue_settings import parked_by, parked_queue
 from ..signals import announce, events_claimed
-from ..sql.values import EVENTS, STREAMS, Branch, Claim, Claimed, RescueState, Row, Table, Unclaimed
+from ..sql.values import (
+    EVENTS,
+    KEYED,
+    STREAMS,
+    Branch,
+    Claim,
+    Claimed,
+    RescueState,
+    Row,
+    StreamQuery,
+    StreamRows,
+    Table,
+    Unclaimed,
+)
 from .effects import Steps, Wait, ask
 from .gate import Gate
-from .intake import coalesce_and_complete, report_rescues
+from .held import ids_and_leases
+from .intake import coalesce_and_complete, complete, is_whole, report_rescues
 from .leases import Releases
 from .pauses import KnownPauses
-from .runs import Threads
-from .stream_reads import MAX_EVENTS, StreamReads
+from .runs import StreamRead, Threads, stream_run
 
 SMALL_CLAIM = 50  # events; a claim of fewer is a small one
 # An event that is passed on to another queue is due so much later than at first, which shows that
 # it was. Two releases that disagree about a queue must not pass it to and fro.
 PASSED_ON_DELAY = timedelta(milliseconds=1)
+MAX_EVENTS = 32  # events of one stream that are read at a time
+ROUTING_WAIT = 0.1  # seconds for which a stream waits until an earlier event of its key is routed
+SEQ, STATUS, DELIVER_AT, LISTENER, ROW_QUEUE, FIRST_DUE, CREATED = map(
+    KEYED.index, ("seq", "status", "deliver_at", "listener", "queue", "first_due_at", "created_at")
+)
+ROUTED_UNTIL = len(KEYED)  # the column behind them
+# What of a row decides whether it is paused, and whether it was given to all its listeners.
+pause_of = itemgetter(*map(KEYED.index, ("event_type", "listener", "key")))
+routes_of = itemgetter(*map(KEYED.index, ("aggregate_type", "event_type", "listener", "routes")))
 
 
 class Claims:
@@ -46,16 +71,16 @@ class Claims:
         """``at`` is used instead of the database's now, by ``drain()``, which has no ``gates``."""
         self._pools, self._gates, self._at = pools, gates, at
         self._alias, self._me, self._settings = releases.alias, releases.me, releases.settings
-        self._held, self._runs, self._releases = releases.held, releases.runs, releases
-        self.reads = StreamReads(self._runs, pools=pools, known_pauses=known_pauses, at=at)
+        self._held, self._runs = releases.held, releases.runs
+        self.known_pauses = known_pauses
+        self.routed = 0  # events of streams so far that were given to listeners they lacked
+        self.parked = 0  # streams so far whose first events are paused
         self._several = len(self._settings.queues) > 1  # otherwise, all events belong to default
         self._events_per_stream = 2  # events that a stream is expected to bring
 
     def of(self, branches: Sequence[Branch] = (), **which: Any) -> Claim:
         """Return a claim by this worker of what is due."""
         return Claim(me=self._me, lease=self._held.lease, at=self._at, branches=branches, **which)
-
-    # -- rows ------------------------------------------------------------------------------------
 
     def claim_rows(self, claim: Claim, hot: Mapping[str, Event] | None = None) -> Steps[Claimed]:
         """Claim rows; ``hot`` has the events that this process offered, by id, in memory."""
@@ -75,7 +100,7 @@ class Claims:
             for row in found.rows
         ]
         # What this process offered may be parked meanwhile.
-        may_be_paused = hot is not None or bool(self.reads.known_pauses.pauses)
+        may_be_paused = hot is not None or bool(self.known_pauses.pauses)
         if self._several or may_be_paused:
             leases = yield from self._placed(leases)
         leases, queues = yield from coalesce_and_complete(leases, self._held)
@@ -90,7 +115,7 @@ class Claims:
             yield partial(report_rescues, leases=rescued)
         source = "cold" if hot is None else "hot"
         announce(events_claimed, sender=self._alias, count=len(new), source=source)
-        for each in self.reads.dead(new):
+        for each in self._dead(new):
             self._pools.settle(each)
         self._pools.put([each for each in new if not each.decided])
         if len(new) < SMALL_CLAIM:
@@ -98,7 +123,7 @@ class Claims:
         return found
 
     def _look_at(self, queues: Mapping[str, float]) -> Steps[None]:
-        """Have rows found that were added to queues, due since so many seconds, and wait there."""
+        """Have found what was added to queues, and has been due there for so many seconds."""
         for queue, waited in queues.items():
             if (gate := self._gates.get(queue)) is not None:
                 gate.poll_soon(waited)
@@ -111,7 +136,7 @@ class Claims:
         What another worker has parked can be among them if this process offered it. What has a key
         is routed first, so that it waits in its order.
         """
-        known, kept, given = self.reads.known_pauses, list[Lease](), list[Unclaimed]()
+        known, kept, given = self.known_pauses, list[Lease](), list[Unclaimed]()
         paused, passed_on = dict[str, int](), dict[str, float]()
         rooms: dict[str, float] = {each.name: each.free for each in self._gates.values()}
         for lease in leases:
@@ -167,14 +192,6 @@ class Claims:
                 due = max(due, lease.now)
         return Unclaimed(lease.id, lease.locked_at, due, lease.queue)
 
-    def give_back(self, gate: Gate, runs: Sequence[Run]) -> Steps[None]:
-        """Release what waits for a thread of a queue, for other workers."""
-        if runs:
-            rows, _ = yield from self._releases.give_back(runs)
-            gate.released(rows, monotonic())
-
-    # -- streams ---------------------------------------------------------------------------------
-
     def claim_streams(self, rooms: Mapping[str, int], *, scan: bool) -> Steps[tuple[int, set[str]]]:
         """Claim due streams, for as many events of each queue as it has room for.
 
@@ -208,31 +225,125 @@ class Claims:
         _, new = yield from self._lease_streams(claim, alone=MAX_EVENTS)
         return (yield from self.read(new, 1))
 
+    def _lease_streams(self, claim: Claim, *, alone: int = 0) -> Steps[tuple[Claimed, list[Run]]]:
+        deadline = self._held.deadline(monotonic())
+        found = yield ask("claim", claim)
+        runs = [stream_run(row, deadline=deadline, me=self._me, alone=alone) for row in found.rows]
+        return found, self._held.add(runs)
+
     def read(self, runs: Sequence[Run], room: int) -> Steps[int]:
-        """Read streams, and release those of which nothing is to run; return the events."""
+        """Read streams and hand out their events, about as many as there is room for.
+
+        Return how many events they brought. Streams that are not ours any more are given up, and
+        those are released of which nothing is to run.
+        """
         if not runs:
             return 0
-        count = yield from self.reads.read(runs, room)
+        settings = self._settings
+        is_alone = any(each.alone for each in runs)
+        limit = 1 if is_alone else max(min(room // len(runs), MAX_EVENTS), 1)
+        read = StreamQuery(
+            me=self._me,
+            streams=ids_and_leases(runs),
+            limit=limit,
+            dead_too=settings.ON_DEAD == "block",
+            only_due_retries=not settings.STOP_ON_FIRST_FAILURE,
+        )
+        streams = yield ask("read_streams", read)
+        while (yield from self._complete(streams)):
+            streams = yield ask("read_streams", read)
+        retries: dict[str, datetime] = {}
+        if read.only_due_retries and streams:
+            retries = yield ask("next_retries", read)
+        mine = {each.name for each in streams}
+        self._held.lose(each for each in runs if each.id not in mine)
+        pauses, heads = self.known_pauses.pauses, [row for each in streams for row in each.rows[:1]]
+        if pauses and any(holding(pauses, *pause_of(row)) is not None for row in heads):
+            yield self.known_pauses.read
+        count = yield from self._take(streams, limit, retries)
         yield from self._runs.release_ended()
         announce(events_claimed, sender=self._alias, count=count, source="cold")
         return count
 
-    def _lease_streams(self, claim: Claim, *, alone: int = 0) -> Steps[tuple[Claimed, list[Run]]]:
-        deadline = self._held.deadline(monotonic())
-        found = yield ask("claim", claim)
-        runs = [self._run(row, deadline, alone) for row in found.rows]
-        return found, self._held.add(runs)
+    def _complete(self, streams: Sequence[StreamRows]) -> Steps[bool]:
+        """Give the events that were read to the listeners that they lack; return if any did."""
+        lacking = [
+            self._lease(row, run, found.now, None, is_head=False)
+            for found in streams
+            if (run := self._held.get(found.name)) is not None
+            for row in found.rows
+            if row[STATUS] != Status.DEAD and not is_whole(*routes_of(row))
+        ]
+        queues = yield from complete(lacking)
+        self.routed += len(lacking) if queues else 0
+        yield from self._look_at(dict.fromkeys(queues, 0.0))
+        return bool(queues)
 
-    def _run(self, row: Row, deadline: float, alone: int) -> Run:
-        name, queue, rescues, _due, was, locked_at = row
-        return Run(
-            table=STREAMS,
-            id=name,
-            queue=queue,
-            locked_at=locked_at,
-            deadline=deadline,
-            rescues=rescues,
-            lost_worker=was if was != self._me else None,
-            alone=alone,
-            read_at=0.0,  # also if the read fails that follows
-        )
+    def _take(
+        self, streams: Sequence[StreamRows], limit: int, retries: Mapping[str, datetime]
+    ) -> Steps[int]:
+        """Hand out what was read, or release it to the workers of its queue; return the events."""
+        taken, ready = list[Lease](), list[StreamRead]()
+        for found in streams:
+            if (run := self._held.get(found.name)) is None:
+                continue
+            read = self._plan(run, found, limit, retries.get(found.name))
+            if read.leases and not self._pools.accepts(read.leases[0].queue):
+                self._runs.leave(run, read.leases[0].queue)
+                continue
+            taken += read.leases
+            ready.append(read)
+        if rescued := [each for each in taken if each.rescued]:
+            yield partial(report_rescues, leases=rescued)
+        dead = self._dead(taken)
+        self._runs.add_events(ready)
+        for each in dead:
+            self._pools.settle(each)
+        self._pools.claimed(taken)
+        return len(taken)
+
+    def _dead(self, leases: Iterable[Lease]) -> list[tuple[Lease, Decision]]:
+        """Decide that events are dead with which too many workers were lost."""
+        found = [each for each in leases if each.rescues >= self._settings.MAX_RESCUES]
+        for lease in found:
+            lease.decided = True
+        return [(each, dead_after_rescues(each.rescues)) for each in found]
+
+    def _plan(self, run: Run, found: StreamRows, limit: int, retry: datetime | None) -> StreamRead:
+        """Return the events to run now, and when the stream is due again."""
+        now, started = self._at or stored_instant(found.now), monotonic()
+        assert now is not None
+        pauses, leases = self.known_pauses.pauses, list[Lease]()
+        plan = partial(StreamRead, run, found.seq, leases)
+        due = inf if retry is None else started + (retry - now).total_seconds()
+        for row in found.rows:
+            if row[STATUS] == Status.DEAD:
+                return plan(due)  # it blocks the events behind it, not a retry before it
+            if row[ROUTED_UNTIL] is not None and row[ROUTED_UNTIL] < row[SEQ]:
+                return plan(started + ROUTING_WAIT)
+            if (pause := holding(pauses, *pause_of(row))) is not None:
+                self.parked += not leases
+                return plan(started, None if leases else parked_queue(pause))
+            next_try = stored_instant(row[DELIVER_AT])
+            if next_try is not None and next_try > now:
+                queue = None if leases else expected_queue(row[LISTENER], row[ROW_QUEUE])
+                return plan(started + (next_try - now).total_seconds(), queue)
+            leases.append(self._lease(row, run, found.now, next_try, is_head=not leases))
+        if len(found.rows) == limit:
+            lane, _ = split_stream(found.name)
+            # Only in the key's own stream is the version the number of its newest event.
+            if lane or found.rows[-1][SEQ] != found.seq:
+                due = 0.0
+        return plan(due)
+
+    def _lease(
+        self, row: Row, run: Run, now: Any, next_try: datetime | None, *, is_head: bool
+    ) -> Lease:
+        """Return the lease of an event; what was lost with a stream counts against its head."""
+        due, was = next_try or row[FIRST_DUE] or row[CREATED], None
+        if is_head:
+            was, run.lost_worker = run.lost_worker, None
+        lease = lease_from_row((*row[:ROUTED_UNTIL], due, was, now), KEYED, run=run, me=self._me)
+        lease.rescues = run.rescues if is_head else 0
+        lease.queue = expected_queue(row[LISTENER], row[ROW_QUEUE])
+        return lease

@@ -111,7 +111,6 @@ class Drain(Settles):
         self._claims = Claims(
             releases=releases, pools=self, known_pauses=self.known_pauses, gates={}, at=at
         )
-        self._reads = self._claims.reads
         self._deliveries = Deliveries(alias=alias, queue=self, settles=self, held=held, runs=runs)
         self._queues: list[str] = []  # of the claims, in their order
         self._delivery: Delivery  # the last one
@@ -149,14 +148,14 @@ class Drain(Settles):
             deque(bring_home(connection, pause), maxlen=0)
         self._queues = [*known, *others] if self._only is None else [*self._only]
         before = -1
-        while (progress := self._progress + self._reads.routed) > before and self._count < limit:
+        while (progress := self._progress + self._claims.routed) > before and self._count < limit:
             before = progress
             for state, most in (RescueState.ORDINARY, chunk), (RescueState.SUSPECT, 1):
                 for claim in self._claim_rows, self._claim_streams:
                     if room := int(min(most, limit - self._count)):
                         claim(room, state)
                         self._work(self._count + room)
-                if self._progress + self._reads.routed > before:  # a suspect comes last, alone
+                if self._progress + self._claims.routed > before:  # a suspect comes last, alone
                     break
         if self._error is not None and not self._accepts:
             raise self._error
@@ -191,8 +190,8 @@ class Drain(Settles):
             queues = filter(self.accepts, self._queues)
             any(perform(self._connection, claims.claim_suspect(STREAMS, each)) for each in queues)
             return
-        while self._reads.parked > before:
-            before = self._reads.parked
+        while self._claims.parked > before:
+            before = self._claims.parked
             if not (rooms := dict.fromkeys(filter(self.accepts, self._queues), room)):
                 break
             brought, more = perform(self._connection, claims.claim_streams(rooms, scan=True))

@@ -36,6 +36,7 @@ class Quarantine:
     ) -> None:
         """``settled`` returns how many events this worker has settled."""
         self._gates, self._claims, self._settled = gates, claims, settled
+        self._releases = releases
         self._wakeup = gates.wakeup
         self._me, self._held, self._runs = releases.me, releases.held, releases.runs
         lease = self._held.lease
@@ -65,7 +66,8 @@ class Quarantine:
             return False
         self._since = now
         for gate in self._gates:
-            yield from self._claims.give_back(gate, self._held.late(inf, gate.name))
+            rows, _ = yield from self._releases.give_back(self._held.late(inf, gate.name))
+            gate.released(rows, monotonic())
         return True
 
     def step(self) -> Steps[float]:

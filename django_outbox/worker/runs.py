@@ -18,7 +18,7 @@ from ..delivery.lease import Lease, Run
 from ..delivery.route import listener_of
 from ..listeners.outcomes import DONE, LOST, Decision, Status
 from ..queue_settings import parked_by
-from ..sql.values import STREAMS, SUSPECT_FROM, Release
+from ..sql.values import STREAMS, SUSPECT_FROM, Release, Row
 from .effects import Steps, ask
 from .held import Held
 from .polling import Wakeup
@@ -308,3 +308,19 @@ def release_of(run: Run, now: float) -> Release:
     # If it is due at once, its next claim reads what was written in the meantime.
     delay, waits = max(run.due - now, 0.0), parked_by(run.next_queue) is not None
     return release(run.seq if delay or waits else None, delay, run.next_queue)
+
+
+def stream_run(row: Row, *, deadline: float, me: str, alone: int) -> Run:
+    """Create the run of a claimed stream; ``alone`` events of it are to run one by one."""
+    name, queue, rescues, _due, was, locked_at = row
+    return Run(
+        table=STREAMS,
+        id=name,
+        queue=queue,
+        locked_at=locked_at,
+        deadline=deadline,
+        rescues=rescues,
+        lost_worker=was if was != me else None,
+        alone=alone,
+        read_at=0.0,  # also if the read fails that follows
+    )

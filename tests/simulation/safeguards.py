@@ -44,8 +44,8 @@ OWN = (
         edits=[
             (
                 "worker/claims.py",
-                "row, deadline=deadline, me",
-                "row, deadline=self._held.deadline(now), me",
+                "row_run(row, deadline=deadline, me",
+                "row_run(row, deadline=self._held.deadline(now), me",
             )
         ],
     ),
@@ -54,8 +54,8 @@ OWN = (
         edits=[
             (
                 "worker/claims.py",
-                "            deadline=deadline,\n            rescues",
-                "            deadline=self._held.deadline(monotonic()),\n            rescues",
+                "stream_run(row, deadline=deadline, me",
+                "stream_run(row, deadline=self._held.deadline(monotonic()), me",
             )
         ],
     ),
