@@ -17,7 +17,7 @@ from django_outbox.exceptions import Unrecoverable
 from django_outbox.relays import BrokerUnavailable
 from tests import brokers, samples
 from tests.receiver import certificate
-from tests.relay_adapters import Stream
+from tests.relay_adapters import Nats, Stream
 from tests.relay_messages import kinds, message, messages, opened, publish
 from tests.waiting import wait_until
 
@@ -27,8 +27,6 @@ from django_outbox.relays.backend import Refused  # noqa: E402
 from django_outbox.relays.nats import JetStream, NoStream  # noqa: E402
 
 stored = pytest.mark.django_db(transaction=True)  # by way of the table
-
-LARGEST = 102_400  # bytes of a message that the server takes
 
 
 @pytest.fixture(scope="module")
@@ -47,10 +45,6 @@ def start(tmp_path: Path) -> Iterator[Callable[..., brokers.Nats]]:
 @pytest.fixture
 def stream(broker: brokers.Nats) -> Stream:
     return Stream(broker.url)
-
-
-def ids(found: list[Any]) -> list[str]:
-    return [each.headers["Nats-Msg-Id"] for each in found]
 
 
 def check(session: Any) -> None:
@@ -219,7 +213,7 @@ def test_the_largest_message_passes(stream: Stream) -> None:
         f"NATS/1.0\r\ncontent-type: application/json\r\nNats-Msg-Id: {largest.event_id}\r\n\r\n"
     )
     with opened(stream.backend()) as session:
-        body = b"x" * (LARGEST - len(headers))
+        body = b"x" * (Nats.LARGEST - len(headers))
         assert publish(session, [stream.message(headers={}, body=body)]) == [None]
         (outcome,) = publish(session, [stream.message(headers={}, body=body + b"x")])
     assert isinstance(outcome, Unrecoverable)
