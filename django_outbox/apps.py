@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import suppress
 from importlib import import_module
 
@@ -29,10 +30,11 @@ class OutboxConfig(AppConfig):
             discover(current().LISTENER_MODULE)
             load_task_backends()
             registration.register()
-            if current().EMBEDDED:
+            is_server = settings.DEBUG and sys.argv[1:2] == ["runserver"]
+            if current().EMBEDDED or is_server:
                 from .process import embedded
 
-                embedded.install()
+                (embedded.install if current().EMBEDDED else embedded.advise)()
 
 
 def load_task_backends() -> None:

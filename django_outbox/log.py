@@ -56,8 +56,8 @@ def text_of(error: BaseException) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message."""
-    return text_of(error).partition("\n")[0]
+    """Return the first line of an error's message; its class if that is empty."""
+    return text_of(error).partition("\n")[0].strip() or type(error).__name__
 
 
 def in_ascii(text: str) -> str:

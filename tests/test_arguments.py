@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from argparse import ArgumentTypeError
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
@@ -12,6 +13,7 @@ from django.core.management import CommandError, call_command
 from hypothesis import given
 from hypothesis import strategies as st
 
+from django_outbox.inspection.counts import AtLeast
 from django_outbox.management.arguments import (
     duration,
     instant,
@@ -21,7 +23,7 @@ from django_outbox.management.arguments import (
     retention,
     share,
 )
-from django_outbox.management.command import cell, table
+from django_outbox.management.command import as_json, cell, table
 from tests.cases import cases
 
 DAY = 86_400.0
@@ -122,9 +124,27 @@ def test_a_table_has_columns_as_wide_as_their_widest_cell() -> None:
 
 def test_cells_are_for_people() -> None:
     at = datetime(2026, 3, 1, 8, 30, tzinfo=timezone.utc)
-    values = [at, True, False, 1.6, ["a", 2], {"a": 2}, "", 0, None]
+    more = AtLeast(10_000)
+    values = [at, True, False, 1.6, ["a", 2], {"a": 2}, "", 0, None, more, {"a": more}, [more]]
     told = ["2026-03-01 08:30:00+00:00", "yes", "-", "2 s", "a, 2", "a 2", "-", "0", "-"]
-    assert [*map(cell, values)] == told
+    assert [*map(cell, values)] == [*told, "10,000+", "a 10,000+", "10,000+"]
+    assert json.loads(as_json({"due": more})) == {"due": 10_000}
+
+
+@cases(
+    ("seconds", "text"),
+    [
+        (0.0, "0 s"),
+        (0.25, "0.25 s"),
+        (59.6, "1 min"),
+        (61, "1 min 1 s"),
+        (5400, "1 h 30 min"),
+        (86_400 + 3600 + 61, "1 d 1 h"),
+        (604_800.0, "7 d"),
+    ],
+)
+def test_a_duration_is_in_its_two_largest_units(seconds: float, text: str) -> None:
+    assert cell(float(seconds)) == text
 
 
 def test_a_command_tells_what_it_could_not_read() -> None:

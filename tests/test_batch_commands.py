@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import shlex
 import subprocess
@@ -308,23 +309,37 @@ def test_several_databases_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> No
 # -- shells ----------------------------------------------------------------------------------------
 
 
+def shell(line: str, env: dict[str, str], **given: Any) -> Any:
+    command = f"exec {sys.executable} -m django {line}"
+    return subprocess.run(
+        ["sh", "-c", command], env=env, cwd=ROOT, capture_output=True, **{"check": False, **given}
+    )
+
+
 def test_a_pipe_that_ends_early_and_a_terminal_with_ascii_only(
     database_env: dict[str, str],
 ) -> None:
-    """``outbox_dead export | head -1`` ends quietly, and what ASCII lacks is escaped."""
-    dead(2000, last_error="ValueError: ü" * 50)
+    """``outbox_dead export | head -1`` ends quietly; what ASCII lacks is escaped as in JSON."""
+    dead(2000, last_error="ValueError: ü" * 50, cause="ü😀", listener="ü😀")
     env = {**database_env, "PYTHONIOENCODING": "ascii"}
     command = [sys.executable, "-m", "django", "outbox_dead"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen([*command, "export", "--all"], env=env, cwd=ROOT, **pipes) as process:
         assert process.stdout is not None
         assert process.stderr is not None
-        assert r"\xfc" in process.stdout.readline()
+        line = process.stdout.readline()
+        assert json.loads(line)["listener"] == "ü😀"
         process.stdout.close()
         assert process.stderr.read() == ""
         assert process.wait(30) == 141
-    listed = subprocess.run([*command, "list"], env=env, cwd=ROOT, check=True, capture_output=True)
-    assert rb"\xfc" in listed.stdout
+    assert rb"\u00fc\ud83d\ude00" in shell("outbox_dead list", env, check=True).stdout
+    [cause] = json.loads(shell("outbox_dead list --format json", env, check=True).stdout)
+    assert cause["listeners"] == ["ü😀"]
+
+
+@pytest.mark.parametrize("line", ["worker --once", "status", "dead list"])
+def test_no_command_needs_an_open_stream(line: str, database_env: dict[str, str]) -> None:
+    assert shell(f"outbox_{line} <&- >&- 2>&-", database_env).returncode == 0
 
 
 def test_no_command_has_every_database_asked_by_its_checks() -> None:

@@ -164,10 +164,31 @@ def test_e003_one_stream_waits_for_no_listener(change: dict[str, Any], refused: 
     assert all("UNROUTABLE_GRACE" in (each.hint or "") for each in found)
 
 
-@pytest.mark.parametrize(("embedded", "found"), [(True, ["django_outbox.W030"]), (False, [])])
-def test_w030_embedded_workers_need_traffic(embedded: bool, found: list[str]) -> None:
-    with override_settings(OUTBOX={"EMBEDDED": embedded}):
+@pytest.mark.parametrize(
+    ("embedded", "debug", "found"),
+    [(True, False, ["django_outbox.W030"]), (True, True, []), (False, False, [])],
+)
+def test_w030_embedded_workers_need_traffic(embedded: bool, debug: bool, found: list[str]) -> None:
+    with override_settings(OUTBOX={"EMBEDDED": embedded}, DEBUG=debug):
         assert [each.id for each in ours() if not each.is_serious()] == found
+
+
+@cases(
+    ("name", "hint"),
+    [
+        ("listeners", None),  # tests.testapp has it
+        ("nowhere", ""),
+        ("listener", '"listeners"'),
+        ("handlers", ""),  # an app of Django's has it
+        ("testapp.listeners", '"listeners"'),
+        ("sub.listeners", '"listeners"'),
+    ],
+)
+def test_w060_a_module_that_no_app_has(name: str, hint: str | None) -> None:
+    with override_settings(OUTBOX={"LISTENER_MODULE": name}):
+        found = [each for each in ours() if each.id == "django_outbox.W060"]
+    assert len(found) == (hint is not None)
+    assert all(repr(name) in each.msg and (hint or "") in (each.hint or "") for each in found)
 
 
 # --- databases: a separate SQLite file, whatever this run uses ------------------------------------

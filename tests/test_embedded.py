@@ -11,21 +11,21 @@ import urllib.request
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from django.db import OperationalError, connection
+from django.db import OperationalError, connection, transaction
 
 import django_outbox as outbox
-from django_outbox.models import OutboxEvent
+from django_outbox.models import OutboxEvent, OutboxWorker
 from django_outbox.process import embedded
 from django_outbox.writing.hot_queue import hot_queues
 from tests.fleet import wait_until
 from tests.reach.children import Child, Site, holds_a_database, is_alive, nothing_is_left
-from tests.table import in_thread, listening, statuses, write
+from tests.table import in_thread, listening, now, statuses, write
 from tests.testapp.models import Effect
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -181,6 +181,25 @@ def test_at_exit_what_runs_is_finished_and_the_rest_released(
 
 
 # -- forks and checks ------------------------------------------------------------------------------
+
+
+def test_a_development_server_says_once_that_events_wait(caplog: pytest.LogCaptureFixture) -> None:
+    def times_advised() -> int:
+        embedded.advise()
+        caplog.clear()
+        with suppress(LookupError), transaction.atomic():
+            outbox.write("order.placed")
+            raise LookupError
+        for _ in range(2):
+            with transaction.atomic():
+                outbox.write("order.placed")
+                outbox.write("order.placed")
+        return ["events wait" in each.getMessage() for each in caplog.records].count(True)
+
+    assert times_advised() == 1
+    times = {"started_at": now(), "heartbeat_at": now()}
+    OutboxWorker.objects.create(id="w", hostname="h", pid=1, info="{}", **times)
+    assert times_advised() == 0
 
 
 def test_17_a_forked_child_has_no_worker(settings: Any) -> None:

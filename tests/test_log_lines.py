@@ -84,7 +84,7 @@ def test_the_context_and_the_traceback_are_members() -> None:
 PACKAGE = Path(outbox.__file__).parent
 LEVELS = {"exception": "ERROR", "log": ""}  # `log` takes the level of the outcome
 OUTCOMES = {
-    "retry": "WARNING",
+    "done": "DEBUG",
     "deferred": "INFO",
     "dead": "ERROR",
     "lost": "INFO",
@@ -113,7 +113,7 @@ def calls() -> Iterator[tuple[str, ast.expr]]:
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
                 continue
             of, method = getattr(node.func.value, "id", ""), node.func.attr
-            if of == "logger" and method not in ("setLevel", "addHandler"):
+            if of == "logger" and method in (*LEVELS, "debug", "info", "warning", "error"):
                 level = LEVELS.get(method, method.upper())
                 yield level, node.args[1 if method == "log" else 0]
 

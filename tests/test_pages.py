@@ -50,6 +50,13 @@ def nothing(*args: Any) -> None:
     pass
 
 
+@pytest.mark.django_db(transaction=True)
+def test_the_sample_of_the_readme_may_be_pasted_twice(capsys: pytest.CaptureFixture[str]) -> None:
+    readme = "../README.md"
+    with samples.run(readme, only="user.joined"), samples.run(readme, only="user.joined"):
+        assert capsys.readouterr().out.count("welcome, ada") == 2
+
+
 # --- why an outbox -------------------------------------------------------------------------------
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent
+from django_outbox.process.signals import STOPPING, Signals
 from tests.fleet import Fleet, wait_for_end_of, wait_until
 from tests.table import insert, row, statuses, write
 from tests.testapp.models import Effect
@@ -86,7 +87,7 @@ def wait_until_it_stops(worker: psutil.Popen, threads: int) -> None:
 # -- signals ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["TERM", "INT"])
+@pytest.mark.parametrize("number", STOPPING, ids=["TERM", "INT", "HUP"])
 def test_444_the_first_signal_drains(workers: Workers, gate: Path, number: int) -> None:
     running = gated(gate, 2)
     waiting = quick(20)
@@ -124,6 +125,19 @@ def test_444_the_second_signal_ends_it_at_once(workers: Workers, gate: Path) -> 
     assert OutboxEvent.objects.due().filter(pk__in=waiting, locked_by=None).count() == 10
     assert OutboxEvent.objects.exclude(locked_by=None).count() == 0  # handed back
     assert {(row(each).rescues, row(each).attempts) for each in running} == {(0, 0)}
+
+
+def test_a_hangup_that_is_ignored_stays_so() -> None:
+    """The signals are those of ``nohup outbox_worker``."""
+    former = {each: signal.getsignal(each) for each in STOPPING}
+    try:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        Signals().install(*STOPPING)
+        ignored = [signal.getsignal(each) is signal.SIG_IGN for each in STOPPING]
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+    assert ignored == [False, False, True]
 
 
 # -- the command -----------------------------------------------------------------------------------

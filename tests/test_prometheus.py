@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.apps import AppConfig
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connection, connections
 from django.test.utils import CaptureQueriesContext
@@ -406,6 +407,11 @@ def test_201_without_the_app_nobody_listens() -> None:
 
     named = {name: each for name, each in vars(signals).items() if isinstance(each, signals.Signal)}
     assert {name for name, each in named.items() if each.receivers} == set()
+
+
+def test_unfit_settings_are_left_to_the_checks(settings: Any) -> None:
+    settings.OUTBOX = {"WORKRES": 3}
+    AppConfig.create("django_outbox.contrib.prometheus").ready()
 
 
 # -- the port --------------------------------------------------------------------------------------

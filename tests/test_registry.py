@@ -6,6 +6,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -167,6 +168,34 @@ def test_a_second_listener_of_a_pair_is_refused_and_both_are_named() -> None:
         assert f"{__name__}.{each.__qualname__} ({__file__}:{line})" in message
     assert "name=" in message
     assert route(GLOBAL, "x") == [first.__qualname__]
+
+
+@cases(
+    ("file", "second", "replaces"),
+    [
+        ("<console>", "\n", True),  # another input of a shell
+        ("<string>", "", True),
+        ("shop/listeners.py", "", True),  # a reload
+        ("shop/listeners.py", "\n", False),  # another function of this name
+    ],
+)
+def test_a_function_that_is_defined_again_replaces_the_first(
+    file: str, second: str, replaces: bool
+) -> None:
+    registry._listeners.clear()
+    names: dict[str, Any] = {"listener": listener, "__name__": "shop.listeners"}
+    source = 'if True:\n @listener("x")\n def it(event): ...\n\n @it.fallback\n def no(*given): ...'
+    exec(compile(source, file, "exec"), names)
+    first = names["it"]
+    with nullcontext() if replaces else pytest.raises(ListenerAlreadyRegistered, match="'x'"):
+        exec(compile(second + source, file, "exec"), names)
+    assert [each.call is not first for each in registry.listeners()] == [replaces]
+
+
+def test_functions_that_a_function_makes_are_several() -> None:
+    add("x", "first.<locals>.it")
+    with pytest.raises(ListenerAlreadyRegistered):
+        add("x", "first.<locals>.it")
 
 
 @pytest.mark.parametrize("value", ["", "x" * 129, None, 5], ids=repr)

@@ -35,7 +35,10 @@ def test_511_the_first_event(tmp_path: Path) -> None:
     newcomer = Newcomer(tmp_path)
     newcomer.follow("tutorial/first-event.md")
     assert newcomer.commands == 13  # no console block is skipped
-    assert "reserved cup" in newcomer.log.read_text()
+    said = newcomer.log.read_text()
+    assert "reserved cup" in said
+    assert re.search(r"^listeners +order.placed$", said, re.MULTILINE)  # without any LOGGING
+    assert "DEBUG done event_id=" in said
 
 
 def test_511_the_dead_event(tmp_path: Path) -> None:

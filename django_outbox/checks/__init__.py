@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from difflib import get_close_matches
 from importlib.util import find_spec
+from pkgutil import iter_modules
 from typing import Any
 
 from django.apps import apps
@@ -11,6 +13,7 @@ from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning, register
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, router
+from django.utils.module_loading import module_has_submodule
 
 from .. import conf, hooks
 from ..conf import Settings
@@ -172,9 +175,27 @@ def check_atomic(app_configs: Configs, **kwargs: Any) -> Iterator[CheckMessage]:
 
 
 @register("django_outbox")
+def check_listener_module(app_configs: Configs, **kwargs: Any) -> Iterator[CheckMessage]:
+    """Report W060 a LISTENER_MODULE that no app has."""
+    name = None if conf.problems() else getattr(settings, "OUTBOX", {}).get("LISTENER_MODULE")
+    modules = [each.module for each in apps.get_app_configs() if each.module is not None]
+    modules = [each for each in modules if not each.__name__.startswith("django.")]  # has handlers
+    if name is None or any(module_has_submodule(each, name) for each in modules):
+        return
+    known = {found.name for each in modules for found in iter_modules(each.__path__)}
+    near = get_close_matches(name, known, n=1)
+    yield Warning(
+        f'OUTBOX["LISTENER_MODULE"] is {name!r}, and no app in INSTALLED_APPS has a module of that '
+        "name: no listener was imported.",
+        hint=f'Did you mean "{near[0]}"?' if near else "Name a module as it is called in the apps.",
+        id="django_outbox.W060",
+    )
+
+
+@register("django_outbox")
 def check_embedded(app_configs: Configs, **kwargs: Any) -> Iterator[CheckMessage]:
     """Report W030 embedded workers start with a request: without traffic, due events wait."""
-    if not conf.problems() and conf.current().EMBEDDED:
+    if not conf.problems() and conf.current().EMBEDDED and not settings.DEBUG:
         yield Warning(
             'OUTBOX["EMBEDDED"] is True: a worker starts with the first request of a process. '
             "Retries, delayed events and what a lost process held wait until some process has one.",

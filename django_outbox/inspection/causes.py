@@ -17,6 +17,7 @@ from ..events import stored_instant
 from ..listeners.error_texts import error_class
 from ..models import OutboxEvent, OutboxQuerySet
 from ..sql import dialect_of
+from .counts import bounded
 
 MAX_GROUPS: Final = 10_000  # causes and event types that are read
 EXAMPLE_LENGTH: Final = 200  # characters
@@ -66,8 +67,8 @@ class Causes:
     """The causes with the most deaths lately, then those with the most deliveries."""
 
     causes: list[Cause]
-    others: int  # further causes
-    total: int  # dead deliveries, of all causes
+    others: int  # further causes; of many, those of MAX_GROUPS
+    total: int  # dead deliveries, of all these causes
 
 
 class _Group(NamedTuple):
@@ -85,13 +86,14 @@ class _Group(NamedTuple):
 
 def load_causes(alias: str, limit: int, *, rows: OutboxQuerySet | None = None) -> Causes:
     """Return the causes of the dead events, at most ``limit``; of ``rows`` if they are given."""
-    found = _grouped(_groups(alias, rows))
+    groups = _groups(alias, rows)
+    is_capped, found = len(groups) >= MAX_GROUPS, _grouped(groups)
     causes = sorted(found.values(), key=lambda each: (-each.lately, -each.count, each.title))
     _add_examples(alias, causes[:limit])
     return Causes(
         causes=causes[:limit],
-        others=max(len(causes) - limit, 0),
-        total=sum(each.count for each in causes),
+        others=bounded(max(len(causes) - limit, 0), is_capped=is_capped),
+        total=bounded(sum(each.count for each in causes), is_capped=is_capped),
     )
 
 

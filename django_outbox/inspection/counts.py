@@ -6,7 +6,7 @@ All are counted as far as an index allows it; otherwise they are estimated.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -25,6 +25,23 @@ PERIOD: Final = 300  # seconds
 MAX_DEAD_SHARE: Final = 0.1  # of the events that ended
 COUNT_LIMIT: Final = 10_000  # leased and blocked rows that are counted
 MAX_STREAMS: Final = 1000  # streams whose events are counted if partial indexes are not supported
+
+
+class AtLeast(int):
+    """A count that stopped at its limit, which people see as ``10,000+``."""
+
+    def __str__(self) -> str:
+        return f"{int(self):,}+"
+
+
+def bounded(count: int, *, is_capped: bool) -> int:
+    return AtLeast(count) if is_capped else count
+
+
+def total(counts: Iterable[int]) -> int:
+    """Return the sum of counts, of which some may have stopped at a limit."""
+    found = [*counts]
+    return bounded(sum(found), is_capped=any(isinstance(each, AtLeast) for each in found))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,4 +140,5 @@ def rates(points: Sequence[dict[str, Any]], now: datetime) -> Rates:
 
 def capped_count(rows: QuerySet[Any]) -> int:
     """Count rows, at most ``COUNT_LIMIT``."""
-    return rows[:COUNT_LIMIT].count()
+    count = rows[:COUNT_LIMIT].count()
+    return bounded(count, is_capped=count == COUNT_LIMIT)

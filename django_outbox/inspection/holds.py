@@ -21,6 +21,7 @@ from ..models.fields import IsIndexed, age
 from ..queue_settings import parked_queue
 from ..sql import dialect_of
 from ..sql.values import CLOSING_KINDS
+from .counts import bounded
 
 COUNT_LIMIT: Final = 10_000  # due events of a queue that are counted, and as many streams
 MAX_PAUSES: Final = 200  # that are read
@@ -52,10 +53,16 @@ class Hold:
     def count(self) -> int:
         return self.events + self.streams
 
+    @property
+    def bounded_count(self) -> int:
+        return bounded(self.count, is_capped=COUNT_LIMIT in (self.events, self.streams))
+
     def as_row(self) -> dict[str, Any]:
         """Return plain values, as reports show them."""
         own = ("queue", "pause_id")
-        return {name: value for name, value in asdict(self).items() if name not in own}
+        values = {name: value for name, value in asdict(self).items() if name not in own}
+        counts = {"events": self.events, "streams": self.streams}
+        return values | {n: bounded(c, is_capped=c == COUNT_LIMIT) for n, c in counts.items()}
 
 
 def load_holds(alias: str, now: datetime) -> list[Hold]:

@@ -18,6 +18,7 @@ from ..queue_settings import DEFAULT_QUEUE
 from ..relay_settings import RelaySettings
 from ..sql import dialect_of
 from ..sql.values import CLOSING_KINDS
+from .counts import bounded, total
 from .holds import COUNT_LIMIT, Hold
 from .workers import WorkerInfo
 
@@ -58,9 +59,9 @@ class QueueState:
         """Return plain values, as reports show them."""
         return {
             "queue": self.name,
-            "due": self.due,
+            "due": bounded(self.due, is_capped=self.is_capped),
             "oldest_due_age": self.oldest_due_age,
-            "held": self.held,
+            "held": total(each.bounded_count for each in self.holds.values()),
             "workers": self.workers,
             "unserved": self.is_unserved,
             "configured": self.is_configured,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -13,15 +13,27 @@ from ..models import OutboxEvent, OutboxStream
 from ..models.fields import age
 from ..queue_settings import DEFAULT_QUEUE
 from .causes import load_causes
-from .counts import MAX_DEAD_SHARE, PERIOD, Rates, capped_count, counts, minutes, rates
+from .counts import (
+    MAX_DEAD_SHARE,
+    PERIOD,
+    AtLeast,
+    Rates,
+    bounded,
+    capped_count,
+    counts,
+    minutes,
+    rates,
+    total,
+)
 from .holds import MAX_HELD, load_holds
-from .overview import BlockedStream, blocked_streams
+from .overview import MAX_BLOCKED_COUNTED, BlockedStream, blocked_streams
 from .queues import lag, queue_states, unserved_queues
 from .workers import WorkerInfo, clock_and_workers, missing
 
 MAX_CAUSES: Final = 20  # causes of dead events that are listed
 MAX_HOLDS: Final = 100  # that are listed, the longest first
 MAX_LAG: Final = 60.0  # seconds
+UNITS: Final = {"d": 86_400, "h": 3600, "min": 60, "s": 1}  # seconds
 
 Report = dict[str, Any]
 
@@ -53,17 +65,22 @@ def status(alias: str) -> Report:
     points = minutes(alias, now - timedelta(seconds=PERIOD))
     lost = missing(known)
     shown = [each for each in known if each.is_newly_lost or not each.is_silent or each in lost]
+    rows = [each.as_row() for each in queues]
+    totals = {
+        "due": total(each["due"] for each in rows),
+        "held": total(each.bounded_count for each in holds),
+        "leased": total([capped_count(events.leased()), capped_count(streams.leased())]),
+        "blocked": bounded(blocked.count, is_capped=blocked.count == MAX_BLOCKED_COUNTED),
+    }
+    more = [name for name, count in totals.items() if isinstance(count, AtLeast)]
     return {
-        "counts": found.numbers,
-        "at_least": [*found.at_least],
+        "counts": {n: bounded(c, is_capped=n in found.at_least) for n, c in found.numbers.items()},
+        "at_least": [*found.at_least, *more],
         "estimated": [*found.estimated],
-        "due": sum(each.due for each in queues),
+        **totals,
         "oldest_due_age": lag(queues),
-        "held": sum(each.count for each in holds),
-        "leased": capped_count(events.leased()) + capped_count(streams.leased()),
-        "blocked": blocked.count,
         "rates": {"seconds": PERIOD, **asdict(rates(points, now))},
-        "queues": [each.as_row() for each in queues],
+        "queues": rows,
         "blocked_streams": [_stream(each, now) for each in blocked.streams],
         "holds": [each.as_row() for each in longest],
         "workers": [_worker(each) for each in shown],
@@ -73,15 +90,15 @@ def status(alias: str) -> Report:
 
 def violations(report: Report, limits: Limits) -> list[str]:
     """Return a sentence for each limit that the report violates."""
-    maximums = [
-        ("the oldest due event has waited for seconds", report["oldest_due_age"], limits.max_lag),
-        ("events and streams due", report["due"], limits.max_due),
-        ("dead events", report["counts"]["DEAD"], limits.max_dead),
-        ("blocked streams", report["blocked"], limits.max_blocked),
+    maximums: list[tuple[str, Any, Any, Callable[[Any], str]]] = [
+        ("the oldest due event has waited", report["oldest_due_age"], limits.max_lag, lasting),
+        ("events and streams due", report["due"], limits.max_due, str),
+        ("dead events", report["counts"]["DEAD"], limits.max_dead, str),
+        ("blocked streams", report["blocked"], limits.max_blocked, str),
     ]
     found = [
-        f"{what}: {value:g}, at most {limit:g} expected"
-        for what, value, limit in maximums
+        f"{what}: {text(value)}, at most {text(limit)} expected"
+        for what, value, limit, text in maximums
         if limit is not None and value > limit
     ]
     if (most := limits.max_held) is not None:
@@ -120,12 +137,21 @@ def _bad_rates(found: dict[str, int], limits: Limits) -> Iterator[str]:
         yield f"events rescued from lost workers {period}: {lately.rescued}, 0 expected"
 
 
+def lasting(seconds: float) -> str:
+    """Return a duration in its two largest units, such as ``40 s``, ``3 min 5 s``, ``2 d 1 h``."""
+    left, parts = round(seconds), list[str]()
+    for unit, size in UNITS.items():
+        count, left = divmod(left, size)
+        parts += [f"{count} {unit}"] if count else []
+    return " ".join(parts[:2]) or f"{seconds:.2g} s"
+
+
 def _held(hold: dict[str, Any], limit: float) -> str:
     """Return a sentence for what is held for too long: by what, by whom, since when, and why."""
     why = ", ".join(hold[name] for name in ("by", "reason") if hold[name])
     what = f"{hold['kind']} {hold['name']!r} since {hold['since']:%Y-%m-%d %H:%M:%S %Z}"
     count = f"{hold['events']} events and {hold['streams']} streams"
-    age = f"{hold['age']:g} seconds, at most {limit:g} expected"
+    age = f"{lasting(hold['age'])}, at most {lasting(limit)} expected"
     return f"{count} are held by {what} ({why}), the oldest for {age}"
 
 

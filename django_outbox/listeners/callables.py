@@ -23,6 +23,14 @@ def location(call: Callable[..., Any]) -> str:
     return f"{qualified_name(call)}{f' ({code.co_filename}:{code.co_firstlineno})' if code else ''}"
 
 
+def redefines(new: Callable[..., Any], old: Callable[..., Any]) -> bool:
+    """Return whether a shell or a reload has defined the same function again."""
+    name, places = qualified_name(new), (location(new), location(old))
+    if not (inspect.isfunction(new) and inspect.isfunction(old)) or new is old or "<" in name:
+        return False  # lambdas and what a function makes may be several
+    return places[0] == places[1] or all(each.startswith(f"{name} (<") for each in places)
+
+
 def is_async(call: Callable[..., Any]) -> bool:
     """Return whether a callable has to be awaited."""
     of_object = getattr(call, "__call__", None)  # noqa: B004 - an object's own call, not the test for one

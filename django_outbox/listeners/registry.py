@@ -19,7 +19,7 @@ from ..conf import until_changed
 from ..events import LANE_LENGTH, UNROUTED_LANE, declared
 from ..exceptions import ListenerAlreadyRegistered, seconds
 from ..queue_settings import DEFAULT_QUEUE
-from .callables import is_async, location
+from .callables import is_async, location, redefines
 from .options import TITLE_LENGTH, Batching, batching, check_queue, former_titles, type_given
 from .retry import RetryPolicy, checked
 
@@ -192,7 +192,8 @@ def listener(
 def add(new: Listener) -> None:
     """Register a listener; ``ListenerAlreadyRegistered`` names both if the title is taken.
 
-    Raises ``ValueError`` for a title that does not fit into its column.
+    A function that a shell or a reload defines again replaces the former one. Raises
+    ``ValueError`` for a title that does not fit into its column.
     """
     if len(new.title) > TITLE_LENGTH:
         raise ValueError(
@@ -200,11 +201,13 @@ def add(new: Listener) -> None:
             f"At most {TITLE_LENGTH} fit; give it a shorter name=."
         )
     if old := next((each for each in listeners() if each.title == new.title), None):
-        raise ListenerAlreadyRegistered(
-            f"{new.where} and {old.where} both listen to {new.event_type!r} of aggregate type "
-            f"{new.aggregate_type!r} under the name {new.name!r}. Expected one; give the second a "
-            "name= of its own to have both called."
-        )
+        if not redefines(new.call, old.call):
+            what = "listeners with the title" if new.name else "unnamed listeners for"
+            raise ListenerAlreadyRegistered(
+                f"Two {what} {new.title!r}: {new.where} and {old.where}. Give one of them a name= "
+                "of its own if both should run."
+            )
+        del _listeners[old.key]
     _check_former_titles(new)
     _listeners[new.key] = new
     _clear_route_caches()

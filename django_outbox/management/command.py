@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import io
 import json
 import os
@@ -17,13 +18,25 @@ from typing import Any, ClassVar, Final, TypeVar
 from django.core.management.base import BaseCommand, DjangoHelpFormatter, OutputWrapper
 from django.db import connections
 
+from ..inspection.status import lasting
 from ..sql import is_in_memory
 
 INTERRUPTED: Final = 130  # exit code, as shells report Ctrl-C
 PIPE_CLOSED: Final = 141  # exit code, as shells report SIGPIPE
 TITLE: Final = "Examples:"
+ESCAPED: Final = "django_outbox_escaped"  # name of the handler of errors below
 
 T = TypeVar("T")
+
+
+def _escaped(error: UnicodeError) -> tuple[str, int]:
+    """Write what a terminal's encoding lacks as JSON does, so that JSON stays JSON."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
+
+
+codecs.register_error(ESCAPED, _escaped)
 
 
 class _HelpFormatter(DjangoHelpFormatter):
@@ -57,7 +70,7 @@ class OutboxCommand(BaseCommand):
                 setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 - open to the end
                 setattr(self, name, OutputWrapper(getattr(sys, name)))
             elif isinstance(stream, io.TextIOWrapper):
-                stream.reconfigure(errors="backslashreplace")
+                stream.reconfigure(errors=ESCAPED)
         try:
             super().run_from_argv(argv)
             sys.stdout.flush()
@@ -108,7 +121,7 @@ def cell(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "-"
     if isinstance(value, float):
-        return f"{value:.0f} s"
+        return lasting(value)
     if isinstance(value, dict):
         value = [f"{name} {each}" for name, each in value.items()]
     if isinstance(value, (list, tuple)):

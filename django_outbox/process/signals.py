@@ -12,7 +12,7 @@ from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import Final
 
-STOPPING: Final = (signal.SIGTERM, signal.SIGINT)
+STOPPING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 PASSED_ON: Final = signal.SIGUSR2  # from a supervisor to its children: stop
 
 
@@ -32,10 +32,15 @@ class Signals:
         self._wakeups: SimpleQueue[None] = SimpleQueue()
 
     def install(self, *numbers: int) -> None:
-        """Count these signals; outside the main thread, do nothing."""
+        """Count these signals; outside the main thread, do nothing.
+
+        A hangup that is ignored stays so, as ``nohup`` wants it.
+        """
+        is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
         if threading.current_thread() is threading.main_thread():
             for number in numbers:
-                signal.signal(number, self.receive)
+                if number != signal.SIGHUP or not is_ignored:
+                    signal.signal(number, self.receive)
 
     def install_in_child(self) -> None:
         """Count them in a child process, for which its parent's death is one, too.
@@ -44,8 +49,9 @@ class Signals:
         """
         self.install(signal.SIGTERM)
         if threading.current_thread() is threading.main_thread():
-            # Ctrl-C reaches every process of the terminal, but the parent signals its children.
+            # These reach every process of the terminal, but the parent signals its children.
             signal.signal(signal.SIGINT, signal.SIG_IGN)
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
         parent = os.getppid()
 
         def watch() -> None:

@@ -37,6 +37,14 @@ RETRY_REFUSED = (1.0, 60.0)  # seconds until what is set aside is tried again: a
 
 Settled = list[tuple[Lease, Decision]]
 
+QUIET = 60.0  # seconds after a warning of a listener's retry without another
+LEVELS = {
+    "dead": logging.ERROR,
+    "retry": logging.WARNING,
+    "discarded": logging.WARNING,
+    "done": logging.DEBUG,
+}
+
 
 class Settles:
     """Writes decisions; what the database refuses while it accepts others is set aside."""
@@ -44,6 +52,7 @@ class Settles:
     def __init__(self, releases: Releases) -> None:
         self._settings, self._releases = releases.settings, releases
         self._alias, self._me = releases.alias, releases.me
+        self._log = SettleLog(releases.alias)
         self._held, self._runs = releases.held, releases.runs
         self._unsettled: Settled = []  # not written yet
 
@@ -81,7 +90,7 @@ class Settles:
             self._runs.settled(part)
         else:
             self._held.settled(part)
-        report_settled(part, alias=self._alias)
+        self._log.report(part)
 
     def _set_aside(self, rows: Settled, error: Exception) -> None:
         """Have decisions that were refused stay leased, or raise if all may be refused."""
@@ -257,43 +266,64 @@ def log_failed(lease: Lease, error: BaseException | None = None) -> None:
     )
 
 
-def report_settled(settled: Settled, *, alias: str) -> None:
-    """Log what was settled, and send the signals."""
-    has_receivers = bool(event_settled.receivers)
-    for lease, decision in settled:
-        if decision.status is not Status.DONE or decision.outcome == "discarded":
-            _log(lease, decision)
-        if decision.status is Status.DEAD:
-            announce(event_dead, sender=alias, event=lease.event, cause=decision.error)
-        if has_receivers:
-            announce(
-                event_settled,
-                sender=alias,
-                event=lease.event,
-                outcome=decision.outcome,
-                duration=lease.duration,
-                lag=lease.lag + lease.waited,
+class SettleLog:
+    """Logs what was settled, and sends the signals. One thread only.
+
+    Of a listener's retries, one a minute is a warning; an outage fails thousands of them.
+    """
+
+    def __init__(self, alias: str) -> None:
+        self._alias = alias
+        # By listener: when its next retry is a warning (monotonic), and how many were not since.
+        self._retries: dict[str | None, tuple[float, int]] = {}
+
+    def report(self, settled: Settled) -> None:
+        has_receivers = bool(event_settled.receivers)
+        logs_done = logger.isEnabledFor(logging.DEBUG)
+        for lease, decision in settled:
+            if logs_done or decision.status is not Status.DONE or decision.outcome == "discarded":
+                self._log(lease, decision)
+            if decision.status is Status.DEAD:
+                announce(event_dead, sender=self._alias, event=lease.event, cause=decision.error)
+            if has_receivers:
+                announce(
+                    event_settled,
+                    sender=self._alias,
+                    event=lease.event,
+                    outcome=decision.outcome,
+                    duration=lease.duration,
+                    lag=lease.lag + lease.waited,
+                )
+
+    def _log(self, lease: Lease, decision: Decision) -> None:
+        """Log the outcome of a delivery; the text of a listener's error only at level DEBUG."""
+        attempt, error = lease.event.attempts + decision.spent, decision.kind or "none"
+        level = LEVELS.get(decision.outcome, logging.INFO)
+        if decision.unavailable:  # the circuit breaker's line reports it, for all events
+            level = logging.DEBUG
+        facts = (*lease.named, attempt, error)
+        if decision.outcome == "retry":
+            next_at, unlogged = self._retries.get(lease.listener, (0.0, 0))
+            is_next = (now := monotonic()) >= next_at
+            logger.log(
+                level if is_next else logging.DEBUG,
+                "retry event_id=%s event_type=%s listener=%r attempt=%d error=%s unlogged=%d",
+                *facts,
+                unlogged,
             )
-
-
-def _log(lease: Lease, decision: Decision) -> None:
-    """Log the outcome of a delivery; the text of a listener's error only at level DEBUG."""
-    levels = {"dead": logging.ERROR, "retry": logging.WARNING, "discarded": logging.WARNING}
-    level = levels.get(decision.outcome, logging.INFO)
-    if decision.unavailable:  # the circuit breaker's line tells it, for all events
-        level = logging.DEBUG
-    logger.log(
-        level,
-        "%s event_id=%s event_type=%s listener=%r attempt=%d error=%s",
-        decision.outcome,
-        *lease.named,
-        lease.event.attempts + decision.spent,
-        decision.kind,
-    )
-    if decision.error:
-        logger.debug(
-            "error text event_id=%s listener=%r text=%s",
-            lease.event_id,
-            lease.listener,
-            decision.error,
-        )
+            found = (now + QUIET, 0) if is_next else (next_at, unlogged + 1)
+            self._retries[lease.listener] = found
+        else:
+            logger.log(
+                level,
+                "%s event_id=%s event_type=%s listener=%r attempt=%d error=%s",
+                decision.outcome,
+                *facts,
+            )
+        if decision.error:
+            logger.debug(
+                "error text event_id=%s listener=%r text=%s",
+                lease.event_id,
+                lease.listener,
+                decision.error,
+            )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import Any
+from weakref import WeakSet
 
 from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -59,9 +60,11 @@ def _add_rows(callback: _AfterCommit, rows: Rows, settings: Settings) -> None:
 
 
 class _TransactionState:
-    """Whether a transaction has committed; shared by all its callbacks."""
+    """Whether a transaction has committed, and our callbacks in it; shared by all of them."""
 
-    committed = False
+    def __init__(self) -> None:
+        self.committed = False
+        self.callbacks: WeakSet[_AfterCommit] = WeakSet()
 
 
 class _AfterCommit:
@@ -81,6 +84,7 @@ class _AfterCommit:
         self.connection = connection
         self.writer_hooks = writer_hooks
         self.state = state
+        state.callbacks.add(self)
         self.ran = False
         self.written: list[Event] = []  # passed to the hooks
         self.offers: list[Event] = []
@@ -122,7 +126,10 @@ class _AfterCommit:
 
 
 class _CommitObserver:
-    """Wraps another app's callback that runs before ours, to note the commit even if it fails."""
+    """Wraps another app's callback that runs before ours: notes the commit.
+
+    If it raises, Django drops those behind it, so ours are called at once.
+    """
 
     def __init__(self, function: Callable[[], Any], state: _TransactionState) -> None:
         self.__qualname__ = getattr(function, "__qualname__", type(function).__qualname__)
@@ -131,7 +138,13 @@ class _CommitObserver:
 
     def __call__(self) -> None:
         self.state.committed = True
-        self.function()
+        try:
+            self.function()
+        except BaseException:
+            for each in [*self.state.callbacks]:
+                with suppress(Exception):
+                    each()
+            raise
 
 
 def _callback(connection: BaseDatabaseWrapper, writer_hooks: WriterHooks | None) -> _AfterCommit:
@@ -139,29 +152,31 @@ def _callback(connection: BaseDatabaseWrapper, writer_hooks: WriterHooks | None)
     for sids, function, *_ in islice(reversed(connection.run_on_commit), 20):
         if isinstance(function, _AfterCommit) and sids == level and not function.ran:
             return function
-    reports_rollback = writer_hooks is not None and "after_rollback" in writer_hooks
-    state = _shared_state(connection) if reports_rollback else _TransactionState()
-    callback = _AfterCommit(connection, writer_hooks, state)
+    callback = _AfterCommit(connection, writer_hooks, _shared_state(connection))
     transaction.on_commit(callback, using=connection.alias, robust=True)
     return callback
 
 
 def _shared_state(connection: BaseDatabaseWrapper) -> _TransactionState:
-    """Return the state of the first waiting callback, which is the first to see the commit.
+    """Return the state of the transaction; wrap those callbacks of other apps that precede ours.
 
-    If another app registered it, wrap it in place: an entry before it would shift those that a
-    running ``captureOnCommitCallbacks`` counts. Django cannot drop it without dropping ours:
-    those of its savepoints that are still open enclose ours too.
+    They are wrapped in place: an entry before them would shift those that a running
+    ``captureOnCommitCallbacks`` counts. Django cannot drop the first without dropping ours: those
+    of its savepoints that are still open enclose ours too.
     """
     waiting: list[Any] = connection.run_on_commit
-    outermost = connection.atomic_blocks[0]
-    if not waiting or getattr(outermost, "_from_testcase", False):  # a TestCase's, never commits
-        return _TransactionState()
-    sids, function, robust = waiting[0]
-    if not isinstance(function, (_AfterCommit, _CommitObserver)):
-        function = _CommitObserver(function, _TransactionState())
-        waiting[0] = (sids, function, robust)
-    return _TransactionState() if function.state.committed else function.state
+    state = _TransactionState()
+    if getattr(connection.atomic_blocks[0], "_from_testcase", False):  # never commits
+        return state
+    ours = (_AfterCommit, _CommitObserver)
+    if waiting and isinstance(waiting[0][1], ours) and not waiting[0][1].state.committed:
+        state = waiting[0][1].state
+    for place in reversed(range(len(waiting))):
+        sids, function, robust = waiting[place]
+        if isinstance(function, ours):  # those before it are wrapped
+            break
+        waiting[place] = (sids, _CommitObserver(function, state), robust)
+    return state
 
 
 @contextmanager

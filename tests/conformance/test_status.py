@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from datetime import timedelta
@@ -16,7 +17,7 @@ from django_outbox.models import OutboxEvent, OutboxStream
 from django_outbox.sql import dialect_of
 from tests.plans import analyze, large_steps
 from tests.table import insert, keyed, now
-from tests.test_status import DEAD, DONE, NEW, RETRY, ask, check, reasons, settled
+from tests.test_status import DEAD, DONE, NEW, RETRY, ask, check, reasons, run, settled
 from tests.test_stream_queryset import events, in_ten_minutes, put
 from tests.waiting import wait_until
 
@@ -88,7 +89,9 @@ def test_45_a_count_that_is_ended_is_said_to_be_more(
     monkeypatch.setattr(outbox_queues, "COUNT_LIMIT", 2)
     found = ask()
     assert (found["due"], found["counts"]["DEAD"]) == (2 + 2, 7)  # events and streams
-    assert {*found["at_least"]} == {"NEW", "RETRY"}
+    assert {*found["at_least"]} == {"NEW", "RETRY", "due"}
+    assert re.search(r"^due +4\+$", run(), re.MULTILINE)
+    assert "events and streams due: 4+, at most 3 expected" in reasons("--max-due=3")
 
 
 def test_45_no_count_reads_the_whole_table(monkeypatch: pytest.MonkeyPatch) -> None:

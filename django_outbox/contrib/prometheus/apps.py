@@ -8,6 +8,8 @@ from django.apps import AppConfig
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.translation import gettext_lazy as _
 
+from ...conf import problems
+
 
 class PrometheusConfig(AppConfig):
     name = "django_outbox.contrib.prometheus"
@@ -20,6 +22,7 @@ class PrometheusConfig(AppConfig):
                 f"{self.name!r} is in INSTALLED_APPS, but prometheus_client is not installed. "
                 'Install "django-transactional-outbox[prometheus]", or take the app out.'
             )
-        from .receivers import install
+        if not problems():  # otherwise the checks report what is wrong
+            from .receivers import install
 
-        install()
+            install()

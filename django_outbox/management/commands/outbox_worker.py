@@ -7,27 +7,34 @@ import os
 import socket
 import sys
 from argparse import ArgumentParser, ArgumentTypeError
+from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError
+from django.utils.autoreload import DJANGO_AUTORELOAD_ENV
 
 from ... import drain
 from ...conf import current
 from ...contrib import prometheus
 from ...contrib.logs import JSONFormatter
+from ...listeners import registry
 from ...models import missing_table
 from ...process.main import Metrics, run, run_reloading
 from ...process.probes import Probes
 from .. import arguments as cli
-from ..command import OutboxCommand
+from ..command import OutboxCommand, text_lines
 
 LOOPBACK: Final = "127.0.0.1"
 PORT: Final = "[ADDRESS:]PORT"
 DIRECTORY: Final = "PROMETHEUS_MULTIPROC_DIR"
+OVERRIDES: Final = ("WORKERS", "POLL_INTERVAL", "DRAIN_TIMEOUT")  # settings that options replace
+MAX_NAMED: Final = 10  # listeners that the banner names
 
 
 def host_and_port(text: str) -> tuple[str, int]:
@@ -63,8 +70,9 @@ FLAGS: Final = {
 
 class Command(OutboxCommand):
     help = (
-        "Delivers events until SIGTERM or SIGINT. The first signal finishes what runs and releases "
-        "the rest (exit code 0, or 1 if something had to be abandoned); a second one exits 1."
+        "Delivers events until SIGTERM, SIGINT or SIGHUP. The first signal finishes what runs and "
+        "releases the rest (exit code 0, or 1 if something had to be abandoned); a second one "
+        "exits 1."
     )
     examples = {
         "": "deliver until SIGTERM",
@@ -86,17 +94,19 @@ class Command(OutboxCommand):
         if not current().ENABLED:
             self.stdout.write('OUTBOX["ENABLED"] is False: nothing is delivered.')
             return
-        queues = chosen_queues(options)
-        aliases = [*dict.fromkeys(options["databases"] or [None])]
+        queues, aliases = chosen_queues(options), cli.chosen_aliases(options)
         for alias in aliases:
             if problem := missing_table(alias):
                 raise CommandError(problem)
+        log_to_console(as_json=options["format"] == "json")
         if options["once"]:
             delivered = self._drain(aliases, options["max_events"], queues)
             self.stdout.write(f"delivered {delivered}")
             return
-        if options["format"] == "json":
-            log_as_json()
+        is_parent = options["reload"] and not os.environ.get(DJANGO_AUTORELOAD_ENV)
+        if options["format"] == "text" and not is_parent:
+            self.stdout.write("\n".join(banner(aliases, queues, options)))
+            self.stdout.flush()
         try:
             code = self._run(aliases, queues, options)
         except ImproperlyConfigured as error:
@@ -106,7 +116,7 @@ class Command(OutboxCommand):
             sys.stderr.flush()
         os._exit(code)  # a listener stuck in a thread must not keep the process alive
 
-    def _drain(self, aliases: list[str | None], most: int | None, queues: list[str] | None) -> int:
+    def _drain(self, aliases: list[str], most: int | None, queues: list[str] | None) -> int:
         """Deliver due events, at most ``most`` over all databases; return how many."""
         delivered = 0
         for alias in aliases:
@@ -114,15 +124,11 @@ class Command(OutboxCommand):
             delivered += drain(using=alias, limit=limit, queues=queues)
         return delivered
 
-    def _run(
-        self, aliases: list[str | None], queues: list[str] | None, options: dict[str, Any]
-    ) -> int:
+    def _run(self, aliases: list[str], queues: list[str] | None, options: dict[str, Any]) -> int:
         processes = options["processes"] or current().PROCESSES
         given: dict[str, Any] = {
+            **{name.lower(): options[name.lower()] for name in OVERRIDES},
             "max_events": options["max_events"] or None,
-            "workers": options["workers"],
-            "poll_interval": options["poll_interval"],
-            "drain_timeout": options["drain_timeout"],
             "queues": queues,
             "purge": not options["no_purge"],
             "probes": Probes(
@@ -182,11 +188,41 @@ def metrics_at(address: tuple[str, int] | None, *, processes: int) -> Metrics | 
     return partial(prometheus.serve, port, host)
 
 
-def log_as_json() -> None:
-    """Send all logs of the outbox to standard error only, as one JSON object per line."""
-    logger = logging.getLogger("django_outbox")
-    output = logging.StreamHandler()
-    output.setFormatter(JSONFormatter())
-    logger.handlers, logger.propagate = [output], False
-    if logger.level == logging.NOTSET:
-        logger.setLevel(logging.INFO)
+def banner(aliases: list[str], queues: list[str] | None, options: dict[str, Any]) -> Iterator[str]:
+    """Yield what the worker serves and what it waits for, for people."""
+    given = {name: options[name.lower()] for name in OVERRIDES if options[name.lower()]}
+    settings = replace(current(), **given)
+    titles = [each.title for each in registry.listeners()]
+    more = len(titles) - MAX_NAMED
+    yield "The worker starts. Stop it with Ctrl-C."
+    yield from text_lines(
+        {
+            "delivers from": aliases,
+            "threads": {
+                each.name: each.WORKERS
+                for each in settings.queues.values()
+                if queues is None or each.name in queues
+            },
+            "listeners": [*titles[:MAX_NAMED], *([f"and {more} more"] if more > 0 else [])]
+            or "none; put one in listeners.py of an app in INSTALLED_APPS",
+            "mode": settings.MODE,
+            "doorbell": bell["kind"] if isinstance(bell := settings.DOORBELL, dict) else bell,
+            "polls every": settings.POLL_INTERVAL,
+        }
+    )
+
+
+def log_to_console(*, as_json: bool) -> None:
+    """Log on standard error: with ``as_json`` one object a line, and there alone.
+
+    Otherwise, under DEBUG and without LOGGING, log each delivery and whole tracebacks.
+    """
+    logger, output = logging.getLogger("django_outbox"), logging.StreamHandler()
+    if as_json:
+        output.setFormatter(JSONFormatter())
+        logger.handlers, logger.propagate = [output], False
+        logger.setLevel(logger.level or logging.INFO)
+    elif django_settings.DEBUG and not logger.hasHandlers():
+        output.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S"))
+        logger.addHandler(output)
+        logger.setLevel(logging.DEBUG)

@@ -1,0 +1,67 @@
+"""What is logged of deliveries: how often, and never an empty error."""
+
+import logging
+from typing import Any
+
+import pytest
+
+from django_outbox import Defer, Fixed
+from django_outbox.delivery.decide import decide
+from django_outbox.listeners.outcomes import DONE, LOST, Decision
+from django_outbox.log import first_line
+from django_outbox.worker.settle_log import SettleLog
+from tests.unit.scripted import Clock, lease
+
+
+def decision(answer: Any) -> Decision:
+    return decide(answer, attempts=0, policy=Fixed(0), max_attempts=20, age=0.0)
+
+
+def test_retries_of_a_listener_are_one_warning_a_minute(
+    caplog: pytest.LogCaptureFixture, clock: Clock
+) -> None:
+    log, retry = SettleLog("default"), decision(LookupError())
+    caplog.set_level(logging.INFO, "django_outbox")
+
+    def fail(*listeners: str) -> list[str]:
+        caplog.clear()
+        leases = [lease() for _ in listeners]
+        for each, title in zip(leases, listeners, strict=True):
+            each.listener = title
+        log.report([(each, retry) for each in leases])
+        return [each.getMessage() for each in caplog.records]
+
+    first = fail("a", *["b"] * 1000)
+    assert ["listener='a'" in each for each in first] == [True, False]
+    assert [each.split()[-1] for each in first] == ["unlogged=0", "unlogged=0"]
+    clock.advance(59)
+    assert fail("b") == []
+    clock.advance(1)
+    assert [each.split()[-1] for each in fail("a", "b")] == ["unlogged=0", "unlogged=1000"]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "answer"),
+    [
+        ("done", DONE),
+        ("lost", LOST),
+        ("deferred", decision(Defer(1))),
+        ("deferred", decision(Defer(1, "not packed"))),
+        ("retry", decision(LookupError())),
+    ],
+)
+def test_no_error_is_empty(
+    outcome: str, answer: Decision, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "django_outbox")
+    SettleLog("default").report([(lease(), answer)])
+    line = caplog.records[0].getMessage()
+    assert line.startswith(f"{outcome} event_id=a ")
+    assert f"{line} ".count("= ") == 0
+
+
+def test_an_error_without_a_message_is_its_class() -> None:
+    assert [first_line(each) for each in (LookupError(), ValueError("no\nmore"))] == [
+        "LookupError",
+        "no",
+    ]
