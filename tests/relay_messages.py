@@ -14,7 +14,7 @@ from typing import Any
 from django.db import transaction
 
 import django_outbox as outbox
-from django_outbox.events.ids import new_id
+from django_outbox.events import new_id
 from django_outbox.models import OutboxEvent
 from django_outbox.relays import Backend, Message, Outcome
 from django_outbox.relays.session import Session

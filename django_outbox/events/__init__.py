@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from .arguments import ABSENT, suggest_names
+from .arguments import ABSENT, least_id, new_id, suggest_names
 from .event import Event, current_event, delivering, event_from_row
-from .ids import least_id, new_id
 from .json_text import check_text, decode, encode, encode_headers, fit
 from .typed import Declaration, check_payload, class_fault, declared
 from .validation import (

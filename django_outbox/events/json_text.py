@@ -33,13 +33,13 @@ def encode(payload: Any) -> str:
     """
     try:
         return _encoder.encode(payload)
-    except (TypeError, ValueError, OverflowError) as error:
+    except RecursionError:
+        raise _too_deep() from None
+    except Exception as error:  # of a property or a serializer of the class, too
         raise InvalidEvent(
             f"{_faulty_path(payload)} cannot be written as JSON: {error}. Expected JSON values, "
             "dates, UUIDs, Decimals, enums or dataclasses of these."
         ) from error
-    except RecursionError:
-        raise _too_deep() from None
 
 
 def decode(text: str, type_: Any = None) -> Any:
@@ -156,7 +156,7 @@ def _faulty_path(value: Any, path: str = "payload", above: tuple[Any, ...] = ())
         for step, inner in _parts(value):
             try:
                 _encoder.encode(inner)
-            except (TypeError, ValueError, OverflowError, RecursionError):
+            except Exception:  # noqa: BLE001 - as in encode
                 return _faulty_path(inner, path + step, (*above, value))
     return path
 
@@ -171,7 +171,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     else:
         try:
             yield from _parts(_default(value))
-        except (TypeError, ValueError, OverflowError, RecursionError):
+        except Exception:  # noqa: BLE001 - as in encode
             for name in field_names(value) or ():
                 yield f".{name}", getattr(value, name, None)
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.conf import settings as django_settings
 
 from ..exceptions import InvalidEvent, PayloadError
 from . import kinds, validation
+from .pydantic_kinds import is_enum
 from .validation import GLOBAL, LENGTHS
 
 C = TypeVar("C", bound=type)
@@ -216,12 +219,19 @@ def difference(written: Any, read: Any, where: str = "") -> str | None:
         if len(written) == len(read):
             pairs_at = enumerate(zip(written, read, strict=True))
             return _first((one, other, f"{where}[{at}]") for at, (one, other) in pairs_at)
-    elif names is None and written == read:
+    elif names is None and (written == read or _is_instant(written, read)):
         return None
     return (
         f"{where.lstrip('.') or 'the payload'} (written as {type(written).__qualname__}, "
         f"read as {type(read).__qualname__})"
     )
+
+
+def _is_instant(written: Any, read: Any) -> bool:
+    """Return whether two datetimes are one instant; in an hour that occurs twice none are equal."""
+    with suppress(TypeError):  # only one of them has a time zone
+        return isinstance(written, datetime) and written - read == timedelta(0)
+    return False
 
 
 def _first(parts: Iterator[tuple[Any, Any, str]]) -> str | None:
@@ -231,7 +241,7 @@ def _first(parts: Iterator[tuple[Any, Any, str]]) -> str | None:
 def _attribute_names(value: Any) -> list[str] | None:
     """Return the names of what an instance consists of; None for a value without attributes."""
     names, cls = kinds.field_names(value), type(value)
-    if names is None and getattr(cls, "__eq__", None) is object.__eq__ and not kinds.is_enum(cls):
+    if names is None and getattr(cls, "__eq__", None) is object.__eq__ and not is_enum(cls):
         return [*getattr(value, "__dict__", ())] or None
     return names
 

@@ -13,7 +13,7 @@ from django.core.signals import setting_changed
 from django.db import Error, connections, transaction
 
 import django_outbox as outbox
-from django_outbox.events.ids import new_id
+from django_outbox.events import new_id
 from django_outbox.models import OutboxEvent, OutboxPause
 from tests.simulation import listeners
 from tests.simulation.database.base import server
