@@ -2,39 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 __version__ = "0.1.0"
 
-if TYPE_CHECKING:
-    from . import inbox
-    from .events import GLOBAL, Event, current_event
-    from .events.typed import event
-    from .exceptions import (
-        BrokerUnavailable,
-        DuplicateEvent,
-        InvalidEvent,
-        ListenerAlreadyRegistered,
-        ListenerTimeout,
-        NoActiveTransaction,
-        OutboxError,
-        PayloadError,
-        PayloadTooLarge,
-        RetryAfter,
-        Unrecoverable,
-        UnroutableEvent,
-    )
-    from .inspection.fate import Fate, fate
-    from .listeners.outcomes import Dead, Defer, Done, Failure
-    from .listeners.registry import ANY, listener
-    from .listeners.retry import Exponential, Fixed, Jittered, Linear, RetryPolicy
-    from .worker.drain import drain
-    from .worker.worker import Worker
-    from .writing.cancel import cancel, reschedule
-    from .writing.signal_bridge import OutboxSignal
-    from .writing.write import awrite, awrite_many, write, write_many
-
 # Imported at first use (PEP 562), because ``import django_outbox`` must work before apps load.
+# Type checkers read ``__init__.pyi``.
 _MODULES = {
     "worker.drain": "drain",
     "worker.worker": "Worker",
@@ -53,47 +26,7 @@ _MODULES = {
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
 
-__all__ = [
-    "ANY",
-    "GLOBAL",
-    "BrokerUnavailable",
-    "Dead",
-    "Defer",
-    "Done",
-    "DuplicateEvent",
-    "Event",
-    "Exponential",
-    "Failure",
-    "Fate",
-    "Fixed",
-    "InvalidEvent",
-    "Jittered",
-    "Linear",
-    "ListenerAlreadyRegistered",
-    "ListenerTimeout",
-    "NoActiveTransaction",
-    "OutboxError",
-    "OutboxSignal",
-    "PayloadError",
-    "PayloadTooLarge",
-    "RetryAfter",
-    "RetryPolicy",
-    "UnroutableEvent",
-    "Unrecoverable",
-    "Worker",
-    "awrite",
-    "awrite_many",
-    "cancel",
-    "current_event",
-    "drain",
-    "event",
-    "fate",
-    "inbox",
-    "listener",
-    "reschedule",
-    "write",
-    "write_many",
-]
+__all__ = ["inbox", *_MODULE_OF]  # noqa: PLE0604 - all of them are str
 
 
 def __getattr__(name: str) -> Any:

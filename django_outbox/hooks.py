@@ -116,12 +116,18 @@ def retry_from(value: Any, where: str) -> retry.RetryPolicy:
 @until_changed
 def interceptors() -> tuple[Callable[[Event], Any], ...]:
     """Return the callables that create a context manager for each call of a listener."""
-    found = resolve_all("INTERCEPTORS")
-    for path, interceptor in zip(current().INTERCEPTORS, found, strict=True):
-        if not callable(interceptor):
+    return _callables(
+        "INTERCEPTORS", "a callable that takes an event and returns a context manager"
+    )
+
+
+def _callables(name: str, expected: str) -> tuple[Any, ...]:
+    """Return what the paths of a setting name, which are functions."""
+    found = resolve_all(name)
+    for path, each in zip(getattr(current(), name), found, strict=True):
+        if not callable(each) or inspect.iscoroutinefunction(each):
             raise ImproperlyConfigured(
-                f'OUTBOX["INTERCEPTORS"] names {path!r}, which is {interceptor!r}; expected a '
-                "callable that takes an event and returns a context manager."
+                f'OUTBOX["{name}"] names {path!r}, which is {each!r}; expected {expected}.'
             )
     return found
 
@@ -212,14 +218,8 @@ def _hook(path: str, cls: Any) -> object:
 @until_changed
 def context_providers() -> tuple[Callable[[], Mapping[str, str] | None], ...]:
     """Return the callables that ``CONTEXT_PROVIDERS`` names."""
-    found = resolve_all("CONTEXT_PROVIDERS")
-    for path, provider in zip(current().CONTEXT_PROVIDERS, found, strict=True):
-        if not callable(provider) or inspect.iscoroutinefunction(provider):
-            raise ImproperlyConfigured(
-                f'OUTBOX["CONTEXT_PROVIDERS"] names {path!r}, which is {provider!r}; expected an '
-                "ordinary function that takes nothing and returns a dict of str to str."
-            )
-    return found
+    expected = "an ordinary function that takes nothing and returns a dict of str to str"
+    return _callables("CONTEXT_PROVIDERS", expected)
 
 
 def context() -> dict[str, str]:

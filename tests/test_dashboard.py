@@ -15,7 +15,6 @@ from django.urls import reverse
 
 import django_outbox as outbox
 from django_outbox.admin import dashboard as dashboard_admin
-from django_outbox.admin import dashboard_problems
 from django_outbox.inspection import overview
 from django_outbox.inspection.overview import load_overview
 from django_outbox.inspection.workers import clock_and_workers, missing
@@ -198,7 +197,6 @@ def test_41_more_than_is_counted_is_said_to_be(
     monkeypatch.setattr(overview, "MAX_BLOCKED_COUNTED", 2)
     for key in "ab":
         keyed(key, due=600)
-    monkeypatch.setattr(dashboard_problems, "MAX_BLOCKED_COUNTED", 2)
     assert "2+ streams are blocked." in verdict(body(admin_client))
 
 

@@ -7,17 +7,18 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
+from unittest.mock import Mock, patch
 
 import pytest
 from django.apps import AppConfig
 from django.core.exceptions import ImproperlyConfigured
-from django.db import connection, connections
-from django.test.utils import CaptureQueriesContext
+from django.db import OperationalError, connections
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 import django_outbox as outbox
 from django_outbox.contrib import prometheus
+from django_outbox.contrib.prometheus import collectors
 from django_outbox.contrib.prometheus.collectors import BacklogCollector
 from django_outbox.contrib.prometheus.receivers import Receivers
 from django_outbox.models import OutboxEvent, OutboxWorker
@@ -330,31 +331,33 @@ def test_430_counts_lag_and_streams_are_right(shown: Shown) -> None:
     assert 70 <= lag < 300
 
 
+def asked(calls: list[str], answer: Callable[[], Any]) -> Any:
+    """Have ``answer`` called in place of the queries of a scrape; note each alias."""
+
+    def ask(alias: str) -> Any:
+        calls.append(alias)
+        return answer() if alias == "default" else []
+
+    return patch.object(collectors, "query_samples", ask)
+
+
 def test_425_scrapes_share_one_look_per_poll_interval(shown: Shown, settings: Any) -> None:
-    settings.OUTBOX = {"POLL_INTERVAL": 60}
-    generate_latest(shown.registry)
-    insert(1)
-    with CaptureQueriesContext(connection) as queries:
-        generate_latest(shown.registry)
-    assert len(queries) == 0
-    assert shown("outbox_events_due") == 0
-    settings.OUTBOX = {"POLL_INTERVAL": 0.001}
-    with CaptureQueriesContext(connection) as queries:
-        assert shown("outbox_events_due") == 1
-    assert 0 < len(queries) <= 20
+    calls: list[str] = []
+    with asked(calls, lambda: [("events_due", (), 7)]):
+        for interval, times in ((60, 1), (60, 1), (0.001, 2)):
+            settings.OUTBOX = {"POLL_INTERVAL": interval}
+            assert shown("outbox_events_due") == 7
+            assert calls.count("default") == times
 
 
-def test_a_database_that_does_not_answer_breaks_no_scrape(
+def test_a_database_that_fails_breaks_no_scrape(
     shown: Shown, settings: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The other metrics are shown; the reason is logged once, not at every scrape."""
     settings.OUTBOX = {"POLL_INTERVAL": 0.001}
     write(1)
-
-    def fails(execute: Callable[..., Any], *args: Any) -> Any:
-        raise connection.Database.OperationalError("secret@host is down")
-
-    with connection.execute_wrapper(fails):
+    fails = Mock(side_effect=OperationalError("secret@host is down"))
+    with asked([], fails):
         first = generate_latest(shown.registry).decode()
         generate_latest(shown.registry)
     assert "outbox_events_written_total" in first
@@ -364,6 +367,20 @@ def test_a_database_that_does_not_answer_breaks_no_scrape(
         "backlog not queried alias=default error=OperationalError"
     ]
     wait_until(lambda: shown("outbox_lag_seconds") is not None, what="samples again")
+
+
+def test_a_database_that_does_not_answer_costs_one_thread_and_no_scrape(
+    shown: Shown, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.OUTBOX = {"POLL_INTERVAL": 0.001}
+    monkeypatch.setattr(collectors, "TIMEOUT", 0.05)
+    gate, calls = threading.Event(), list[str]()
+    with asked(calls, lambda: gate.wait(60) and []):
+        for _ in range(3):
+            assert shown("outbox_lag_seconds") is None
+        assert calls.count("default") == 1
+        gate.set()
+        wait_until(lambda: shown("outbox_lag_seconds") or calls.count("default") > 1)
 
 
 def test_a_scrape_leaves_no_connection_open_that_it_opened(shown: Shown) -> None:
@@ -379,8 +396,6 @@ def test_a_scrape_leaves_no_connection_open_that_it_opened(shown: Shown) -> None
 def test_an_alias_without_the_table_is_left_out(
     settings: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from django_outbox.contrib.prometheus import collectors
-
     monkeypatch.setattr(collectors, "missing_table", lambda alias: "no table")
     families = [*BacklogCollector("outbox").collect()]
     assert families

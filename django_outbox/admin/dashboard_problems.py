@@ -13,7 +13,7 @@ from django.utils.translation import ngettext
 from ..conf import current
 from ..inspection.counts import MAX_DEAD_SHARE, Rates
 from ..inspection.holds import DEAD, MAX_HELD, longest
-from ..inspection.overview import MAX_BLOCKED_COUNTED, Overview
+from ..inspection.overview import Overview
 from ..inspection.workers import Loss
 from ..models import OutboxPause
 from . import dashboard_links as links
@@ -125,7 +125,7 @@ def _minor_problems(overview: Overview) -> Iterator[Problem]:
         yield _minor(text % count, "paused")
     if count := overview.blocked.count:
         text = ngettext("%s stream is blocked.", "%s streams are blocked.", count)
-        yield _minor(text % capped(count, MAX_BLOCKED_COUNTED), "blocked")
+        yield _minor(text % count, "blocked")
     if count := overview.causes.total:
         text = ngettext("%d delivery is dead.", "%d deliveries are dead.", count)
         yield _minor(text % count, "dead", reverse(links.CAUSES))
@@ -134,22 +134,17 @@ def _minor_problems(overview: Overview) -> Iterator[Problem]:
         yield _minor(text % count, "types")
 
 
-def capped(count: int, most: int) -> str:
-    return f"{count}{'+' * (count >= most)}"
-
-
 def tiles(overview: Overview, charts: Sequence[Chart]) -> list[tuple[str, str, bool]]:
     """Return the headline numbers: title, value, and whether the value needs attention."""
     alive, lost = overview.alive, len(overview.missing)
     due = sum(each.due for each in overview.queues)
-    more = "+" * any(each.is_capped for each in overview.queues)
     running = _("%(alive)d of %(all)d") % {"alive": alive, "all": alive + lost}
     blocked = overview.blocked.count
     return [
         (_("workers running"), running if lost else str(alive), not alive or bool(lost)),
-        (_("due now"), f"{due}{more}", False),
+        (_("due now"), str(due), False),
         (_("oldest due"), format_seconds(overview.lag), overview.lag > display.LATE_AFTER),
         (_("delivered"), charts[0].series[0].latest, False),
-        (_("blocked streams"), capped(blocked, MAX_BLOCKED_COUNTED), bool(blocked)),
+        (_("blocked streams"), str(blocked), bool(blocked)),
         (_("dead deliveries"), str(overview.causes.total), bool(overview.causes.total)),
     ]

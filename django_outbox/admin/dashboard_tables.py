@@ -18,7 +18,6 @@ from ..conf import current
 from ..inspection.causes import Cause
 from ..inspection.holds import Hold
 from ..inspection.overview import (
-    MAX_BLOCKED_COUNTED,
     MAX_BLOCKED_SHOWN,
     BlockedStream,
     Overview,
@@ -32,7 +31,7 @@ from ..models.statistics import RUN_COLUMNS, WAIT_COLUMNS, quantile
 from . import dashboard_links as links
 from . import display
 from .charts import format_seconds
-from .dashboard_problems import Problem, capped
+from .dashboard_problems import Problem
 from .error_groups import shown_title
 
 MAX_ROWS: Final = 5  # rows of a table
@@ -173,7 +172,7 @@ def _blocked(overview: Overview) -> Section:
         rows=[_stream(each, overview.now) for each in overview.blocked.streams],
         needs_attention=bool(count),
         all_url=f"{reverse(links.STREAMS)}?state=blocked",
-        count=capped(count, MAX_BLOCKED_COUNTED) if count > MAX_BLOCKED_SHOWN else "",
+        count=str(count) if count > MAX_BLOCKED_SHOWN else "",
     )
 
 
@@ -290,7 +289,7 @@ def _queue(each: QueueState) -> Cells:
         f"{_('held')}: {each.held}" if each.held else "",
     ]
     state = format_html_join(", ", "{}", ((text,) for text in states if text))
-    return name, f"{each.due}{'+' * each.is_capped}", age, str(each.workers), state
+    return name, str(each.due), age, str(each.workers), state
 
 
 def _types(overview: Overview, *, needs_attention: bool) -> Section:

@@ -44,17 +44,18 @@ def encode(payload: Any) -> str:
 
 def decode(text: str, type_: Any = None) -> Any:
     """Decode JSON text, to an instance of ``type_`` if given; raise ``PayloadError`` on failure."""
-    try:
-        value = _decoder.decode(text)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError, TypeError) as error:
-        raise PayloadError(f"The stored JSON cannot be decoded: {error}") from error
+    value = _read(_decoder, text)
     return value if type_ is None else fit(value, type_)
 
 
 def check(text: str) -> None:
     """Raise ``PayloadError`` for what ``decode`` cannot read, in a third of its time."""
+    _read(_checker, text)
+
+
+def _read(decoder: msgspec.json.Decoder[Any], text: str) -> Any:
     try:
-        _checker.decode(text)
+        return decoder.decode(text)
     except (msgspec.MsgspecError, UnicodeError, RecursionError, TypeError) as error:
         raise PayloadError(f"The stored JSON cannot be decoded: {error}") from error
 

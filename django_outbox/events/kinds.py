@@ -60,7 +60,8 @@ def undefined(cls: type, error: NameError) -> str:
     else:
         annotations = inspect.get_annotations(cls)
     found = [name for name, hint in annotations.items() if error.name and error.name in str(hint)]
-    return f"{'.'.join([cls.__qualname__, *found[:1]])}: {error}"
+    where = ".".join([cls.__qualname__, *found[:1]])
+    return f"{where}: {error}; expected what its module defines, not only for type checkers"
 
 
 def _refused_field(cls: Any) -> str:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
-from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.conf import settings as django_settings
@@ -130,9 +128,11 @@ def event(
         if not isinstance(cls, type):
             raise InvalidEvent(f"@event was put on {cls!r}; expected a class.")
         try:
-            _require_readable(cls)
+            found = None if _has_own_serializer() else kinds.fault(cls)
         except NameError:  # a class further down, perhaps
             _unresolved.add(cls)
+        else:
+            _require_readable(cls, found)
         setattr(cls, DECLARATION_ATTRIBUTE, declaration)
         for name in (declaration.event_type, *declaration.aliases):
             others = (each for each in classes.get(name, ()) if _path(each) != _path(cls))
@@ -171,13 +171,7 @@ def check_payload(
         _require_fit(event_type, declared_for, text, loads)
         return
     if cls in _unresolved:
-        try:
-            _require_readable(cls)
-        except NameError as error:
-            raise InvalidEvent(
-                f"The annotations of {kinds.undefined(cls, error)}. Expected names that its module "
-                "defines or imports, not only for type checking."
-            ) from None
+        _require_readable(cls, class_fault(cls))
         _unresolved.discard(cls)
     if is_compared:
         _require_fit(event_type, (cls,), text, loads)
@@ -219,19 +213,12 @@ def difference(written: Any, read: Any, where: str = "") -> str | None:
         if len(written) == len(read):
             pairs_at = enumerate(zip(written, read, strict=True))
             return _first((one, other, f"{where}[{at}]") for at, (one, other) in pairs_at)
-    elif names is None and (written == read or _is_instant(written, read)):
+    elif names is None and written == read:
         return None
     return (
         f"{where.lstrip('.') or 'the payload'} (written as {type(written).__qualname__}, "
         f"read as {type(read).__qualname__})"
     )
-
-
-def _is_instant(written: Any, read: Any) -> bool:
-    """Return whether two datetimes are one instant; in an hour that occurs twice none are equal."""
-    with suppress(TypeError):  # only one of them has a time zone
-        return isinstance(written, datetime) and written - read == timedelta(0)
-    return False
 
 
 def _first(parts: Iterator[tuple[Any, Any, str]]) -> str | None:
@@ -246,9 +233,8 @@ def _attribute_names(value: Any) -> list[str] | None:
     return names
 
 
-def _require_readable(cls: type) -> None:
-    """Raise ``InvalidEvent`` if instances would not come back equal, ``NameError`` if unknown."""
-    if not _has_own_serializer() and (found := kinds.fault(cls)):
+def _require_readable(cls: type, found: str | None) -> None:
+    if found:
         raise InvalidEvent(
             f"@event was put on {cls.__qualname__}, which would not come back from JSON as it was "
             f"written: {found}."

@@ -17,7 +17,7 @@ from ..events import stored_instant
 from ..listeners.error_texts import error_class
 from ..models import OutboxEvent, OutboxQuerySet
 from ..sql import dialect_of
-from .counts import bounded
+from .counts import AtLeast
 
 MAX_GROUPS: Final = 10_000  # causes and event types that are read
 EXAMPLE_LENGTH: Final = 200  # characters
@@ -87,13 +87,14 @@ class _Group(NamedTuple):
 def load_causes(alias: str, limit: int, *, rows: OutboxQuerySet | None = None) -> Causes:
     """Return the causes of the dead events, at most ``limit``; of ``rows`` if they are given."""
     groups = _groups(alias, rows)
-    is_capped, found = len(groups) >= MAX_GROUPS, _grouped(groups)
-    causes = sorted(found.values(), key=lambda each: (-each.lately, -each.count, each.title))
+    count = AtLeast if len(groups) >= MAX_GROUPS else int
+    found = _grouped(groups).values()
+    causes = sorted(found, key=lambda each: (-each.lately, -each.count, each.title))
     _add_examples(alias, causes[:limit])
     return Causes(
         causes=causes[:limit],
-        others=bounded(max(len(causes) - limit, 0), is_capped=is_capped),
-        total=bounded(sum(each.count for each in causes), is_capped=is_capped),
+        others=count(max(len(causes) - limit, 0)),
+        total=count(sum(each.count for each in causes)),
     )
 
 

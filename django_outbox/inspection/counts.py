@@ -6,7 +6,7 @@ All are counted as far as an index allows it; otherwise they are estimated.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -28,20 +28,20 @@ MAX_STREAMS: Final = 1000  # streams whose events are counted if partial indexes
 
 
 class AtLeast(int):
-    """A count that stopped at its limit, which people see as ``10,000+``."""
+    """A count that stopped at its limit, or a sum with one, which people see as ``10,000+``."""
 
     def __str__(self) -> str:
         return f"{int(self):,}+"
 
+    def __add__(self, other: int) -> AtLeast:
+        return AtLeast(int(self) + int(other))
 
-def bounded(count: int, *, is_capped: bool) -> int:
-    return AtLeast(count) if is_capped else count
+    __radd__ = __add__
 
 
-def total(counts: Iterable[int]) -> int:
-    """Return the sum of counts, of which some may have stopped at a limit."""
-    found = [*counts]
-    return bounded(sum(found), is_capped=any(isinstance(each, AtLeast) for each in found))
+def limited(count: int, limit: int) -> int:
+    """Return a count of rows of which no more than ``limit`` were counted."""
+    return AtLeast(count) if count >= limit else count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,5 +140,4 @@ def rates(points: Sequence[dict[str, Any]], now: datetime) -> Rates:
 
 def capped_count(rows: QuerySet[Any]) -> int:
     """Count rows, at most ``COUNT_LIMIT``."""
-    count = rows[:COUNT_LIMIT].count()
-    return bounded(count, is_capped=count == COUNT_LIMIT)
+    return limited(rows[:COUNT_LIMIT].count(), COUNT_LIMIT)

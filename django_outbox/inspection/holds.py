@@ -21,7 +21,7 @@ from ..models.fields import IsIndexed, age
 from ..queue_settings import parked_queue
 from ..sql import dialect_of
 from ..sql.values import CLOSING_KINDS
-from .counts import bounded
+from .counts import limited
 
 COUNT_LIMIT: Final = 10_000  # due events of a queue that are counted, and as many streams
 MAX_PAUSES: Final = 200  # that are read
@@ -53,16 +53,10 @@ class Hold:
     def count(self) -> int:
         return self.events + self.streams
 
-    @property
-    def bounded_count(self) -> int:
-        return bounded(self.count, is_capped=COUNT_LIMIT in (self.events, self.streams))
-
     def as_row(self) -> dict[str, Any]:
         """Return plain values, as reports show them."""
         own = ("queue", "pause_id")
-        values = {name: value for name, value in asdict(self).items() if name not in own}
-        counts = {"events": self.events, "streams": self.streams}
-        return values | {n: bounded(c, is_capped=c == COUNT_LIMIT) for n, c in counts.items()}
+        return {name: value for name, value in asdict(self).items() if name not in own}
 
 
 def load_holds(alias: str, now: datetime) -> list[Hold]:
@@ -97,8 +91,8 @@ def _pauses(alias: str, now: datetime) -> Iterator[Hold]:
             since=each.paused_at,
             until=until,
             planned=each.kind != BREAKER and until is not None and until > now,
-            events=found.events if found else 0,
-            streams=found.streams if found else 0,
+            events=limited(found.events, COUNT_LIMIT) if found else 0,
+            streams=limited(found.streams, COUNT_LIMIT) if found else 0,
             age=min(found.oldest_age, age(each.paused_at, now)) if found else 0.0,
             queue=queue,
             pause_id=each.pk,

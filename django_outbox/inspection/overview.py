@@ -17,7 +17,7 @@ from ..listeners.registry import ANY, listeners, route
 from ..models import OutboxEvent, OutboxStatistics, OutboxStream
 from ..sql import dialect_of
 from .causes import Causes, load_causes
-from .counts import Rates, minutes, rates
+from .counts import Rates, limited, minutes, rates
 from .holds import DEAD, Hold, load_holds
 from .queues import QueueState, lag, queue_states, unserved_queues
 from .workers import Loss, WorkerInfo, clock_and_workers, losses, missing, suspects
@@ -184,5 +184,5 @@ def blocked_streams(alias: str) -> BlockedStreams:
             BlockedStream(name=name, key=key, due_at=due_at, head=found.head, backlog=found.backlog)
             for (name, key, due_at), found in zip(streams, summaries.values(), strict=False)
         ],
-        count=len(streams),
+        count=limited(len(streams), MAX_BLOCKED_COUNTED),
     )

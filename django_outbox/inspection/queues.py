@@ -18,7 +18,7 @@ from ..queue_settings import DEFAULT_QUEUE
 from ..relay_settings import RelaySettings
 from ..sql import dialect_of
 from ..sql.values import CLOSING_KINDS
-from .counts import bounded, total
+from .counts import limited
 from .holds import COUNT_LIMIT, Hold
 from .workers import WorkerInfo
 
@@ -33,7 +33,7 @@ class QueueState:
 
     name: str
     is_configured: bool  # False: OUTBOX["QUEUES"] does not have it, but rows wait in it
-    events: int  # due ones without a key; at most COUNT_LIMIT
+    events: int  # due ones without a key
     streams: int  # due ones; at most COUNT_LIMIT
     oldest_due_age: float | None  # seconds; None: nothing is due
     workers: int  # live workers that serve it
@@ -50,18 +50,13 @@ class QueueState:
     def held(self) -> int:
         return sum(each.count for each in self.holds.values())
 
-    @property
-    def is_capped(self) -> bool:
-        """Return whether more may be due than was counted."""
-        return COUNT_LIMIT in (self.events, self.streams)
-
     def as_row(self) -> dict[str, Any]:
         """Return plain values, as reports show them."""
         return {
             "queue": self.name,
-            "due": bounded(self.due, is_capped=self.is_capped),
+            "due": self.due,
             "oldest_due_age": self.oldest_due_age,
-            "held": total(each.bounded_count for each in self.holds.values()),
+            "held": self.held,
             "workers": self.workers,
             "unserved": self.is_unserved,
             "configured": self.is_configured,
@@ -101,8 +96,8 @@ def queue_states(
             QueueState(
                 name=name,
                 is_configured=name in settings.queues,
-                events=backlog.events if backlog else 0,
-                streams=backlog.streams if backlog else 0,
+                events=limited(backlog.events, COUNT_LIMIT) if backlog else 0,
+                streams=limited(backlog.streams, COUNT_LIMIT) if backlog else 0,
                 oldest_due_age=backlog.oldest_age if backlog else None,
                 workers=serving,
                 is_unserved=delivers and not serving,

@@ -13,20 +13,9 @@ from ..models import OutboxEvent, OutboxStream
 from ..models.fields import age
 from ..queue_settings import DEFAULT_QUEUE
 from .causes import load_causes
-from .counts import (
-    MAX_DEAD_SHARE,
-    PERIOD,
-    AtLeast,
-    Rates,
-    bounded,
-    capped_count,
-    counts,
-    minutes,
-    rates,
-    total,
-)
+from .counts import MAX_DEAD_SHARE, PERIOD, AtLeast, Rates, capped_count, counts, minutes, rates
 from .holds import MAX_HELD, load_holds
-from .overview import MAX_BLOCKED_COUNTED, BlockedStream, blocked_streams
+from .overview import BlockedStream, blocked_streams
 from .queues import lag, queue_states, unserved_queues
 from .workers import WorkerInfo, clock_and_workers, missing
 
@@ -65,22 +54,17 @@ def status(alias: str) -> Report:
     points = minutes(alias, now - timedelta(seconds=PERIOD))
     lost = missing(known)
     shown = [each for each in known if each.is_newly_lost or not each.is_silent or each in lost]
-    rows = [each.as_row() for each in queues]
-    totals = {
-        "due": total(each["due"] for each in rows),
-        "held": total(each.bounded_count for each in holds),
-        "leased": total([capped_count(events.leased()), capped_count(streams.leased())]),
-        "blocked": bounded(blocked.count, is_capped=blocked.count == MAX_BLOCKED_COUNTED),
-    }
-    more = [name for name, count in totals.items() if isinstance(count, AtLeast)]
     return {
-        "counts": {n: bounded(c, is_capped=n in found.at_least) for n, c in found.numbers.items()},
-        "at_least": [*found.at_least, *more],
+        "counts": {n: AtLeast(c) if n in found.at_least else c for n, c in found.numbers.items()},
+        "at_least": [*found.at_least],
         "estimated": [*found.estimated],
-        **totals,
+        "due": sum(each.due for each in queues),
         "oldest_due_age": lag(queues),
+        "held": sum(each.count for each in holds),
+        "leased": capped_count(events.leased()) + capped_count(streams.leased()),
+        "blocked": blocked.count,
         "rates": {"seconds": PERIOD, **asdict(rates(points, now))},
-        "queues": rows,
+        "queues": [each.as_row() for each in queues],
         "blocked_streams": [_stream(each, now) for each in blocked.streams],
         "holds": [each.as_row() for each in longest],
         "workers": [_worker(each) for each in shown],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import getpass
 import re
 from argparse import ArgumentParser, ArgumentTypeError
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -91,18 +91,20 @@ def instant(text: str) -> datetime | timedelta:
         ) from error
 
 
-def positive_int(text: str) -> int:
-    """Return a whole number of at least 1."""
-    if not (text.isascii() and text.isdigit() and int(text)):
-        raise ArgumentTypeError(f"{text!r} is not a count; expected a whole number of at least 1.")
-    return int(text)
+def whole(least: int) -> Callable[[str], int]:
+    """Return a function that reads a whole number of at least ``least``."""
+
+    def parse(text: str) -> int:
+        if not (text.isascii() and text.isdigit() and int(text) >= least):
+            raise ArgumentTypeError(
+                f"{text!r} is not a count; expected a whole number of at least {least}."
+            )
+        return int(text)
+
+    return parse
 
 
-def non_negative_int(text: str) -> int:
-    """Return a whole number of at least 0."""
-    if not (text.isascii() and text.isdigit()):
-        raise ArgumentTypeError(f"{text!r} is not a limit; expected a whole number of at least 0.")
-    return int(text)
+positive_int, non_negative_int = whole(1), whole(0)
 
 
 def share(text: str) -> float:
@@ -124,18 +126,17 @@ def rate(text: str) -> str:
 
 # -- options that commands share -------------------------------------------------------------------
 
-Values = Mapping[str, tuple[Any, str, str]]  # type, metavar and help text by option
+# By option: its help text if it has no value; else type, metavar and help text.
+Options = Mapping[str, str | tuple[Any, str, str]]
 
 
-def add_values(parser: Any, values: Values) -> None:
-    for option, (kind, metavar, text) in values.items():
-        parser.add_argument(option, type=kind, metavar=metavar, help=text)
-
-
-def add_flags(parser: Any, flags: Mapping[str, str]) -> None:
-    """Add options without a value; ``flags`` are help texts by option."""
-    for option, text in flags.items():
-        parser.add_argument(option, action="store_true", help=text)
+def add_options(parser: Any, options: Options) -> None:
+    for option, given in options.items():
+        if isinstance(given, str):
+            parser.add_argument(option, action="store_true", help=given)
+        else:
+            kind, metavar, text = given
+            parser.add_argument(option, type=kind, metavar=metavar, help=text)
 
 
 def add_many(parser: ArgumentParser, option: str, dest: str, metavar: str, text: str) -> None:
@@ -178,7 +179,7 @@ def chosen_alias(options: dict[str, Any]) -> str:
 
 def add_by(parser: ArgumentParser, verb: str) -> None:
     text = f"name of the person who {verb} (default: the system user)"
-    parser.add_argument("--by", metavar="NAME", help=text)
+    add_options(parser, {"--by": (str, "NAME", text)})
 
 
 def person(options: dict[str, Any]) -> str:
@@ -209,7 +210,7 @@ def cause(text: str) -> str:
     return text
 
 
-FILTERS: Final[Values] = {
+FILTERS: Final[Options] = {
     "--listener": (str, "TITLE", "for the listener with this title"),
     "--aggregate-type": (str, "TYPE", "of objects of this type, such as shop.order"),
     "--aggregate-id": (str, "ID", "of the object with this id"),
@@ -235,13 +236,13 @@ TIMES: Final = {"since": "gte", "until": "lt"}  # likewise, of a column with a t
 def add_filters(parser: ArgumentParser) -> None:
     """Add the filters, all of which an event must match."""
     add_many(parser, "--event-type", "event_types", "TYPE", "of this type")
-    add_values(parser, FILTERS)
+    add_options(parser, FILTERS)
 
 
 def add_choice(parser: ArgumentParser, verb: str) -> None:
     """Add ids, ``--all`` and the filters, of which ``check_choice`` requires one."""
     add_ids(parser, verb, nargs="*")
-    add_flags(parser, {"--all": "every dead event"})
+    add_options(parser, {"--all": "every dead event"})
     add_filters(parser)
 
 

@@ -1,4 +1,4 @@
-"""Base of our management commands: examples in ``--help``, output, and queries with a timeout."""
+"""Base of our management commands: examples in ``--help``, and output."""
 
 from __future__ import annotations
 
@@ -7,26 +7,19 @@ import io
 import json
 import os
 import sys
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as TooLate
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, ClassVar, Final, TypeVar
+from typing import Any, ClassVar, Final
 
 from django.core.management.base import BaseCommand, DjangoHelpFormatter, OutputWrapper
-from django.db import connections
 
 from ..inspection.status import lasting
-from ..sql import is_in_memory
 
 INTERRUPTED: Final = 130  # exit code, as shells report Ctrl-C
 PIPE_CLOSED: Final = 141  # exit code, as shells report SIGPIPE
 TITLE: Final = "Examples:"
 ESCAPED: Final = "django_outbox_escaped"  # name of the handler of errors below
-
-T = TypeVar("T")
 
 
 def _escaped(error: UnicodeError) -> tuple[str, int]:
@@ -127,43 +120,3 @@ def cell(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         value = ", ".join(map(str, value))
     return "-" if value is None else " ".join(str(value).split()) or "-"
-
-
-def in_thread(name: str, call: Callable[[], T]) -> Future[T]:
-    """Call a function in a daemon thread, which may be abandoned; return its future result."""
-    result: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            result.set_result(call())
-        except BaseException as error:  # noqa: BLE001 - raised where the result is awaited
-            result.set_exception(error)
-
-    threading.Thread(target=run, name=name, daemon=True).start()
-    return result
-
-
-def call_with_timeout(seconds: float, query: Callable[[str], T], alias: str) -> T:
-    """Return the result of ``query(alias)``; raises ``TimeoutError`` after ``seconds``.
-
-    With any driver, a connect to a host that does not answer blocks for minutes. So another thread
-    calls ``query`` on its own connection, and is abandoned after the timeout. If the database is in
-    memory, or a transaction is open, this thread calls ``query`` itself, without a timeout.
-    """
-    connection = connections[alias]
-    if connection.in_atomic_block or is_in_memory(connection):
-        return query(alias)
-
-    def run() -> T:
-        try:
-            return query(alias)
-        finally:
-            connections.close_all()
-
-    result = in_thread("outbox-question", run)
-    try:
-        return result.result(seconds)
-    except TooLate as error:
-        if result.done():
-            raise  # the database's own error
-        raise TimeoutError(f"no answer within {seconds:g} s") from error

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..conf import current
 from ..exceptions import InvalidEvent
+from ..inspection import in_thread
 from ..inspection.fate import fate
 from ..inspection.holds import load_holds
 from ..inspection.listeners import (
@@ -23,7 +24,6 @@ from ..inspection.status import Limits, status, violations
 from ..inspection.workers import clock_and_workers
 from ..relays.relay import Relay
 from .arguments import unknown_ids
-from .command import in_thread
 
 Row = dict[str, Any]
 Answers = Mapping[str, Row]  # by alias

@@ -32,22 +32,6 @@ from .pause_queryset import PauseQuerySet
 from .statistics import OutboxStatistics, write_statistics
 from .stream_queryset import StreamQuerySet
 
-__all__ = [
-    "OutboxEvent",
-    "OutboxInbox",
-    "OutboxLease",
-    "OutboxPause",
-    "OutboxQuerySet",
-    "OutboxStatistics",
-    "OutboxStream",
-    "OutboxWorker",
-    "PauseQuerySet",
-    "StreamQuerySet",
-    "live_workers",
-    "missing_table",
-    "write_statistics",
-]
-
 
 class OutboxEvent(models.Model):
     """The delivery of an event to one listener. Change it by queryset methods, not ``save()``."""

@@ -8,14 +8,12 @@ import os
 import signal
 import threading
 from collections.abc import Callable
-from functools import partial
 from types import FrameType
 from typing import Any
 
 from django.core.signals import request_started
-from django.db import connections, router, transaction
+from django.db import connections, router
 
-from ..conf import current
 from ..models import OutboxEvent, live_workers
 from ..signals import event_written
 from ..worker.worker import Worker
@@ -45,22 +43,17 @@ def uninstall() -> None:
 
 
 def advise() -> None:
-    """Have the first write of this development server log that nothing delivers, if that is so."""
+    """Have the first write of this development server log that no worker is alive, if so."""
     event_written.connect(_at_write, dispatch_uid="django_outbox.embedded.advice")
 
 
 def _at_write(sender: str, **kwargs: Any) -> None:
-    transaction.on_commit(partial(_log_waiting, sender), using=sender, robust=True)
-
-
-def _log_waiting(alias: str) -> None:
-    is_first = event_written.disconnect(dispatch_uid="django_outbox.embedded.advice")
-    delivers = current().ENABLED and current().MODE != "writer_only"
-    if is_first and delivers and not live_workers(alias):
+    event_written.disconnect(dispatch_uid="django_outbox.embedded.advice")
+    if not live_workers(sender):
         logger.warning(
             "events wait, no worker is alive; run manage.py outbox_worker, or set "
             'OUTBOX["EMBEDDED"] = True in development alias=%s',
-            alias,
+            sender,
         )
 
 

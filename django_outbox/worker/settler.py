@@ -52,7 +52,7 @@ class Settles:
     def __init__(self, releases: Releases) -> None:
         self._settings, self._releases = releases.settings, releases
         self._alias, self._me = releases.alias, releases.me
-        self._log = SettleLog(releases.alias)
+        self._log = SettleLog(self._alias)
         self._held, self._runs = releases.held, releases.runs
         self._unsettled: Settled = []  # not written yet
 

@@ -85,38 +85,23 @@ def files_of_pages_exist(root: Path) -> Iterator[str]:
 
 
 def types_and_runtime_have_the_same_names(root: Path) -> Iterator[str]:
-    """The imports for type checkers, ``_MODULES`` and ``__all__`` agree."""
+    """The imports of ``__init__.pyi`` and ``_MODULES`` agree."""
+    stub = Text.read(root, "django_outbox/__init__.pyi")
+    imports = [each for each in ast.parse(stub.text).body if isinstance(each, ast.ImportFrom)]
+    typed = {alias.name: each.module for each in imports for alias in each.names}
     package = Text.read(root, "django_outbox/__init__.py")
-    body = ast.parse(package.text).body
-    block = next(each for each in body if isinstance(each, ast.If))
-    typed = {
-        alias.name: each.module
-        for each in block.body
-        if isinstance(each, ast.ImportFrom)
-        for alias in each.names
-    }
     loaded = next(
         each
-        for each in body
+        for each in ast.parse(package.text).body
         if isinstance(each, ast.Assign) and ast.unparse(each.targets[0]) == "_MODULES"
     )
     modules = ast.literal_eval(loaded.value)
     runtime = {name: module for module, names in modules.items() for name in names.split()}
-    exported = next(
-        each
-        for each in body
-        if isinstance(each, ast.Assign) and ast.unparse(each.targets[0]) == "__all__"
-    )
-    public = ast.literal_eval(exported.value)
-    for name in sorted(typed.keys() | runtime.keys() | {*public}):
-        if name not in public:
-            yield f"{package.path}:{exported.lineno}: {name} is missing in __all__; add it"
-        if name not in typed:
-            yield f"{package.path}:{block.lineno}: {name} has no import for type checkers; add it"
-        elif typed[name] != runtime.get(name):  # a module itself comes from none, and is in none
+    for name in sorted({**typed, **runtime}):
+        if typed.get(name) != runtime.get(name):  # a module itself comes from none, and is in none
             yield (
                 f"{package.path}:{loaded.lineno}: {name} comes from {runtime.get(name)} here, but "
-                f"from {typed[name]} for type checkers; correct one"
+                f"from {typed.get(name)} in {stub.path}; correct one"
             )
 
 

@@ -23,7 +23,6 @@ from typing import (
     Union,
 )
 from uuid import UUID
-from zoneinfo import ZoneInfo
 
 import msgspec
 import pytest
@@ -108,7 +107,6 @@ class Plain:
 
 
 ID = UUID(int=7)
-TWICE = datetime(2030, 10, 27, 2, 30, fold=1, tzinfo=ZoneInfo("Europe/Berlin"))
 NOON = datetime(2030, 1, 1, 12, tzinfo=timezone.utc)
 ALL = {*LIBRARIES}
 BY_MSGSPEC = {"dataclass", "attrs", "msgspec"}
@@ -124,7 +122,6 @@ FIELDS: dict[str, tuple[Any, Any, set[str]]] = {
     "Decimal": (Decimal, Decimal("1.10"), set()),
     "UUID": (UUID, ID, set()),
     "datetime": (datetime, NOON, set()),
-    "an hour that occurs twice": (datetime, TWICE, set()),
     "naive datetime": (datetime, NOON.replace(tzinfo=None), set()),
     "date": (date, date(2030, 1, 2), set()),
     "time": (time, time(1, 2, 3, 4), set()),
@@ -221,8 +218,8 @@ def test_a_field_is_refused_or_comes_back_equal(library: str, name: str) -> None
         return
     payload = event("made")(cls)(value=value)
     read = decode(encode(payload), cls)
+    assert read == payload
     assert type(read.value) is type(value)
-    assert read == payload or value is TWICE  # which is equal to no other
     assert difference(payload, read) is None
 
 

@@ -9,7 +9,7 @@ from django_outbox import Defer, Fixed
 from django_outbox.delivery.decide import decide
 from django_outbox.listeners.outcomes import DONE, LOST, Decision
 from django_outbox.log import first_line
-from django_outbox.worker.settle_log import SettleLog
+from django_outbox.worker.settler import SettleLog
 from tests.unit.scripted import Clock, lease
 
 

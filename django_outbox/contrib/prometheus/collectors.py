@@ -20,6 +20,7 @@ from prometheus_client.multiprocess import MultiProcessCollector, mark_process_d
 from prometheus_client.registry import Collector
 
 from ...conf import current
+from ...inspection import call_with_timeout
 from ...inspection.counts import capped_count, counts
 from ...inspection.holds import KINDS, load_holds, longest
 from ...inspection.queues import lag, queue_states
@@ -28,6 +29,7 @@ from ...models import OutboxEvent, OutboxStream, missing_table
 from .metrics import BACKLOG_GAUGES
 
 DIRECTORY = "PROMETHEUS_MULTIPROC_DIR"
+TIMEOUT = 5.0  # seconds that a scrape waits for a database; Prometheus waits for 10
 
 logger = logging.getLogger("django_outbox")
 
@@ -65,26 +67,23 @@ class BacklogCollector(Collector):
         return samples
 
     def _query(self, alias: str) -> list[Sample]:
-        """Query on the scrape thread's own connection; close it if it was not open before."""
-        connection = connections[alias]
-        was_open = connection.connection is not None
         try:
-            samples = [] if missing_table(alias) else [*query_samples(alias)]
-            self._failing.discard(alias)
+            samples = call_with_timeout(TIMEOUT, query_samples, alias)
         except Exception as error:  # noqa: BLE001 - the other metrics are shown after any error
             if alias not in self._failing:
                 logger.error("backlog not queried alias=%s error=%s", alias, type(error).__name__)
             self._failing.add(alias)
             return []
-        else:
-            return samples
-        finally:
-            if not was_open:
-                connection.close()
+        self._failing.discard(alias)
+        return samples
 
 
-def query_samples(alias: str) -> Iterator[Sample]:
+def query_samples(alias: str) -> list[Sample]:
     """Query the backlog, at a cost that does not grow with the table."""
+    return [] if missing_table(alias) else [*_samples(alias)]
+
+
+def _samples(alias: str) -> Iterator[Sample]:
     streams = OutboxStream.objects.using(alias)
     now, known = clock_and_workers(alias)
     holds = load_holds(alias, now)

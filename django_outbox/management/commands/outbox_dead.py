@@ -48,7 +48,7 @@ class Command(OutboxCommand):
         cli.add_choice(export, "export")
         discard = actions.add_parser("discard", help="delete dead events for good")
         cli.add_choice(discard, "discard")
-        cli.add_flags(discard, {"--dry-run": "count, delete nothing"})
+        cli.add_options(discard, {"--dry-run": "count, delete nothing"})
         text = "make pending events with a key dead, so that those behind them go on"
         skip = actions.add_parser("skip", help=text)
         cli.add_ids(skip, "skip")

@@ -45,11 +45,12 @@ def end_time(text: str) -> datetime | time:
     return found
 
 
-ENDS: Final[cli.Values] = {
+ENDS: Final[cli.Options] = {
     "--until": (end_time, "TIME", "a worker ends it then: 09:00 (the next), or 2026-11-26T09:00"),
     "--for": (cli.retention, "DURATION", "a worker ends it after this time: 45m, 2h, 1d"),
 }
-FLAGS: Final = {
+OPTIONS: Final[cli.Options] = {
+    "--reason": (str, "TEXT", "shown to people who find it paused"),
     "--end": "end these pauses; what waited is due now",
     "--all": "with --end: every pause, and every open circuit breaker",
     "--force": "pause unknown names too, such as a type that comes with the next deploy",
@@ -74,9 +75,8 @@ class Command(OutboxCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         for kind, (option, metavar, text) in KINDS.items():
             cli.add_many(parser, option, kind, metavar, text)
-        cli.add_flags(parser, FLAGS)
-        cli.add_values(parser.add_mutually_exclusive_group(), ENDS)
-        cli.add_values(parser, {"--reason": (str, "TEXT", "shown to people who find it paused")})
+        cli.add_options(parser, OPTIONS)
+        cli.add_options(parser.add_mutually_exclusive_group(), ENDS)
         cli.add_by(parser, "pauses it")
         cli.add_format(parser)
         cli.add_database(parser)

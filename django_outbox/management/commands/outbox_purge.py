@@ -40,10 +40,9 @@ class Command(OutboxCommand):
         cli.add_databases(parser, "purge")
         for name, (what, setting) in AGES.items():
             text = f'{what} (default: OUTBOX["{setting}"])'
-            cli.add_values(
-                parser, {f"--{name.replace('_', '-')}": (cli.retention, "DURATION", text)}
-            )
-        cli.add_flags(parser, {"--dry-run": "count, delete nothing"})
+            option = f"--{name.replace('_', '-')}"
+            cli.add_options(parser, {option: (cli.retention, "DURATION", text)})
+        cli.add_options(parser, {"--dry-run": "count, delete nothing"})
 
     def handle(self, *args: Any, **options: Any) -> None:
         ages = {setting: options[name] for name, (_, setting) in AGES.items()}

@@ -18,9 +18,10 @@ from ...sql import dialect_of
 from .. import arguments as cli
 from ..command import INTERRUPTED, OutboxCommand
 
-VALUES: Final[cli.Values] = {
+OPTIONS: Final[cli.Options] = {
     "--limit": (cli.positive_int, "N", "at most N events, by id upwards"),
     "--rate": (cli.rate, "RATE", "due one after the other: 100/m, 5/s (default: all at once)"),
+    "--dry-run": "count, change nothing",
 }
 OF_DEAD: Final = ("ids", "cause", "error", "limit")  # with these, dead events alone
 
@@ -43,9 +44,8 @@ class Command(OutboxCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         cli.add_choice(parser, "replay")
-        cli.add_values(parser, VALUES)
+        cli.add_options(parser, OPTIONS)
         cli.add_by(parser, "replays them")
-        cli.add_flags(parser, {"--dry-run": "count, change nothing"})
         cli.add_database(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:

@@ -12,16 +12,17 @@ from django.core.management.base import CommandError
 from django.db import DatabaseError
 from django.utils import timezone
 
+from ...inspection import call_with_timeout
 from ...inspection.status import Limits
 from ...models import missing_table
 from .. import arguments as cli
-from ..command import OutboxCommand, call_with_timeout, text_lines
+from ..command import OutboxCommand, text_lines
 from ..views import Answers, Row, View, event_view, listeners_view, relays_view, status_view
 
 UNWELL, NO_ANSWER = 1, 2  # exit codes
 NO_ANSWER_KEY: Final = "no_answer"  # of a database; why
 CLEAR: Final = "\x1b[H\x1b[2J"  # cursor home, screen empty
-LIMITS: Final[cli.Values] = {
+LIMITS: Final[cli.Options] = {
     "--max-lag": (cli.duration, "DURATION", "that the oldest due event has waited (default: 1m)"),
     "--max-held": (cli.duration, "DURATION", "that an event has been held (default: 15m)"),
     "--max-dead-share": (cli.share, "PERCENT", "of what ended in the last 5 minutes (default: 10)"),
@@ -30,9 +31,10 @@ LIMITS: Final[cli.Values] = {
     "--max-blocked": (cli.non_negative_int, "N", "streams that are blocked"),
     "--min-workers": (cli.non_negative_int, "N", "live workers"),
 }
-VIEWS: Final = {
+VIEWS: Final[cli.Options] = {
     "--listeners": "show the listeners of this code, what has none, and where workers differ",
     "--relays": "show the relays, and what waits for each",
+    "--event": (str, "EVENT_ID", "show for each listener what became of this event, or delivery"),
 }
 CHECK: Final = (
     "exit with 1 if a limit is exceeded; with --listeners if an event that is not done has none, "
@@ -61,11 +63,8 @@ class Command(OutboxCommand):
         cli.add_databases(parser, "ask")
         cli.add_format(parser)
         views = parser.add_mutually_exclusive_group()
-        cli.add_flags(views, VIEWS)
-        text = "show for each listener what became of this event, or of this single delivery"
-        views.add_argument("--event", metavar="EVENT_ID", help=text)
-        cli.add_flags(parser, {"--check": CHECK})
-        cli.add_values(parser, LIMITS)
+        cli.add_options(views, VIEWS)
+        cli.add_options(parser, {"--check": CHECK, **LIMITS})
         kind, add = cli.positive_duration, parser.add_argument
         text = "how long to wait for each database, and for the brokers (default: 10s)"
         add("--timeout", type=kind, default=10.0, metavar="DURATION", help=text)

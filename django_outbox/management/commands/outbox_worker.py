@@ -9,7 +9,6 @@ import sys
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -33,8 +32,6 @@ from ..command import OutboxCommand, text_lines
 LOOPBACK: Final = "127.0.0.1"
 PORT: Final = "[ADDRESS:]PORT"
 DIRECTORY: Final = "PROMETHEUS_MULTIPROC_DIR"
-OVERRIDES: Final = ("WORKERS", "POLL_INTERVAL", "DRAIN_TIMEOUT")  # settings that options replace
-MAX_NAMED: Final = 10  # listeners that the banner names
 
 
 def host_and_port(text: str) -> tuple[str, int]:
@@ -51,7 +48,7 @@ def host_and_port(text: str) -> tuple[str, int]:
     return host.strip("[]") or LOOPBACK, int(port)
 
 
-VALUES: Final[cli.Values] = {
+OPTIONS: Final[cli.Options] = {
     "--workers": (cli.positive_int, "N", "threads that run listeners"),
     "--processes": (cli.positive_int, "N", "worker processes under a supervisor"),
     "--poll-interval": (cli.positive_duration, "DURATION", "longest time between polls"),
@@ -60,8 +57,6 @@ VALUES: Final[cli.Values] = {
     "--health-port": (host_and_port, PORT, "answer /live and /ready there"),
     "--metrics-port": (host_and_port, PORT, "answer Prometheus there; needs contrib.prometheus"),
     "--heartbeat-file": (Path, "PATH", "touched about once a second while the worker lives"),
-}
-FLAGS: Final = {
     "--reload": "restart when code changes, for development",
     "--once": "deliver what is due, then exit",
     "--no-purge": "leave purging to others",
@@ -85,10 +80,9 @@ class Command(OutboxCommand):
         cli.add_databases(parser, "serve")
         cli.add_many(parser, "--queue", "queues", "NAME", "serve only this queue (default: all)")
         cli.add_many(parser, "--exclude-queue", "excluded_queues", "NAME", "not this queue")
-        cli.add_values(parser, VALUES)
+        cli.add_options(parser, OPTIONS)
         text = "json: log one JSON object a line on standard error, whatever LOGGING says"
         parser.add_argument("--format", choices=("text", "json"), default="text", help=text)
-        cli.add_flags(parser, FLAGS)
 
     def handle(self, *args: Any, **options: Any) -> None:
         if not current().ENABLED:
@@ -105,7 +99,7 @@ class Command(OutboxCommand):
             return
         is_parent = options["reload"] and not os.environ.get(DJANGO_AUTORELOAD_ENV)
         if options["format"] == "text" and not is_parent:
-            self.stdout.write("\n".join(banner(aliases, queues, options)))
+            self.stdout.write("\n".join(banner(aliases, queues, options["poll_interval"])))
             self.stdout.flush()
         try:
             code = self._run(aliases, queues, options)
@@ -127,7 +121,7 @@ class Command(OutboxCommand):
     def _run(self, aliases: list[str], queues: list[str] | None, options: dict[str, Any]) -> int:
         processes = options["processes"] or current().PROCESSES
         given: dict[str, Any] = {
-            **{name.lower(): options[name.lower()] for name in OVERRIDES},
+            **{name: options[name] for name in ("workers", "poll_interval", "drain_timeout")},
             "max_events": options["max_events"] or None,
             "queues": queues,
             "purge": not options["no_purge"],
@@ -188,26 +182,16 @@ def metrics_at(address: tuple[str, int] | None, *, processes: int) -> Metrics | 
     return partial(prometheus.serve, port, host)
 
 
-def banner(aliases: list[str], queues: list[str] | None, options: dict[str, Any]) -> Iterator[str]:
+def banner(aliases: list[str], queues: list[str] | None, interval: float | None) -> Iterator[str]:
     """Yield what the worker serves and what it waits for, for people."""
-    given = {name: options[name.lower()] for name in OVERRIDES if options[name.lower()]}
-    settings = replace(current(), **given)
-    titles = [each.title for each in registry.listeners()]
-    more = len(titles) - MAX_NAMED
+    settings, titles = current(), [each.title for each in registry.listeners()]
     yield "The worker starts. Stop it with Ctrl-C."
     yield from text_lines(
         {
             "delivers from": aliases,
-            "threads": {
-                each.name: each.WORKERS
-                for each in settings.queues.values()
-                if queues is None or each.name in queues
-            },
-            "listeners": [*titles[:MAX_NAMED], *([f"and {more} more"] if more > 0 else [])]
-            or "none; put one in listeners.py of an app in INSTALLED_APPS",
-            "mode": settings.MODE,
-            "doorbell": bell["kind"] if isinstance(bell := settings.DOORBELL, dict) else bell,
-            "polls every": settings.POLL_INTERVAL,
+            "queues": queues or [*settings.queues],
+            "listeners": titles or "none; put one in listeners.py of an app in INSTALLED_APPS",
+            "polls every": interval or settings.POLL_INTERVAL,
         }
     )
 
