@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import re
 from collections.abc import Callable, Mapping
@@ -16,6 +15,7 @@ from django.core.signals import setting_changed
 from django.template import Template
 from django.utils.module_loading import import_string
 
+from .exceptions import did_you_mean
 from .queue_settings import DEFAULT_QUEUE, MAX_QUEUES, QueueSettings, queues_fault, queues_from
 from .relay_settings import DEFAULT_WORKERS, RelaySettings, relay_queues, relays_fault, relays_from
 
@@ -189,8 +189,7 @@ def problems() -> list[Problem]:
     found = []
     for key, value in raw.items():
         if key not in RULES:
-            near = difflib.get_close_matches(str(key).upper(), RULES, n=1)
-            hint = f'Did you mean "{near[0]}"?' if near else "See the settings reference."
+            hint = did_you_mean(str(key).upper(), RULES, "See the settings reference.")
             found.append(Problem(f"OUTBOX[{key!r}] is not a setting.", hint))
         elif expected := RULES[key](value):
             shown = "not valid" if key == "RELAYS" else repr(value)  # it may contain passwords

@@ -18,6 +18,8 @@ Configuration errors raise django's ImproperlyConfigured.
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
@@ -221,3 +223,9 @@ def seconds(delay: float | timedelta, *, of: str) -> float:
             f"{of} got the delay {delay!r}; expected seconds or a timedelta, zero or more."
         )
     return float(value)
+
+
+def did_you_mean(name: Any, known: Iterable[str], otherwise: str = "") -> str:
+    """Return the hint that names the nearest of the known names; without one, the other hint."""
+    near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
+    return f'Did you mean "{near[0]}"?' if near else otherwise

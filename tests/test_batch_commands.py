@@ -413,7 +413,7 @@ def test_what_only_dead_events_have_gives_a_listener_no_others(
 
 
 def test_an_unknown_listener_is_refused_and_the_nearest_named(ledger: None) -> None:
-    with pytest.raises(CommandError, match=re.escape(repr(LEDGER))):
+    with pytest.raises(CommandError, match=re.escape(LEDGER)):
         replay("--listener", "order.*:ledger")
 
 

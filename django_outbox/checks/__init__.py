@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from difflib import get_close_matches
 from importlib.util import find_spec
 from pkgutil import iter_modules
 from typing import Any
@@ -19,6 +18,7 @@ from .. import conf, hooks
 from ..conf import Settings
 from ..doorbell.selection import UnusableDoorbell, create_doorbell
 from ..events import GLOBAL, class_fault
+from ..exceptions import did_you_mean
 from ..listeners import callables, registry
 from ..models import OutboxEvent
 from . import pooling, queues, relays, servers  # noqa: F401 - registers their checks
@@ -183,11 +183,10 @@ def check_listener_module(app_configs: Configs, **kwargs: Any) -> Iterator[Check
     if name is None or any(module_has_submodule(each, name) for each in modules):
         return
     known = {found.name for each in modules for found in iter_modules(each.__path__)}
-    near = get_close_matches(name, known, n=1)
     yield Warning(
         f'OUTBOX["LISTENER_MODULE"] is {name!r}, and no app in INSTALLED_APPS has a module of that '
         "name: no listener was imported.",
-        hint=f'Did you mean "{near[0]}"?' if near else "Name a module as it is called in the apps.",
+        hint=did_you_mean(name, known, "Name a module as it is called in the apps."),
         id="django_outbox.W060",
     )
 

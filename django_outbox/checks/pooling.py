@@ -37,17 +37,13 @@ def _pool(alias: str) -> Iterator[CheckMessage]:
     if isinstance(size, int) and size < threads:
         yield Warning(
             f"The connection pool of {alias!r} has at most {size} connections, but a worker runs "
-            f"listeners in {threads} threads ({_where(len(queues))}): they would wait for each "
-            "other, and fail in the end.",
+            f"listeners in {threads} threads, those of all queues: they would wait for each other, "
+            "and fail in the end.",
             hint=f'Set OPTIONS["pool"]["max_size"] to {threads} or more; async listeners that use '
             f"the database want up to {sum(each.ASYNC_CONNECTIONS for each in queues)} more "
             '(OUTBOX["ASYNC_CONNECTIONS"]). The engine\'s own connections are separate.',
             id="django_outbox.W051",
         )
-
-
-def _where(queues: int) -> str:
-    return 'OUTBOX["WORKERS"]' + (', and those of OUTBOX["QUEUES"]' if queues > 1 else "")
 
 
 def _pooler(alias: str) -> Iterator[CheckMessage]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,8 +9,8 @@ from django.core.checks import CheckMessage, Error, Warning, register
 
 from .. import conf, hooks
 from ..conf import Settings
+from ..exceptions import did_you_mean
 from ..listeners import registry
-from ..listeners.registry import Listener
 from ..queue_settings import DEFAULT_QUEUE
 from .databases import Configs
 
@@ -31,17 +30,10 @@ def _unknown(settings: Settings) -> Iterator[CheckMessage]:
             yield Error(
                 f"{each.where} listens to {each.event_type!r} in the queue {each.queue!r}, which "
                 f'OUTBOX["QUEUES"] does not have; expected one of {", ".join(known)}.',
-                hint=_hint(each, known),
+                hint=did_you_mean(each.queue, known, "Correct queue= of the listener.")
+                + f' Or add it: OUTBOX["QUEUES"] = {{{each.queue!r}: {{}}}}.',
                 id="django_outbox.E015",
             )
-
-
-def _hint(listener: Listener, known: list[str]) -> str:
-    add = f'add it: OUTBOX["QUEUES"] = {{{listener.queue!r}: {{}}}}, or correct queue='
-    near = difflib.get_close_matches(listener.queue, known, n=3)
-    if not near:
-        return f"{add[0].upper()}{add[1:]} of the listener."
-    return f"Did you mean {' or '.join(map(repr, near))}? Otherwise {add} of the listener."
 
 
 def _unused(settings: Settings) -> Iterator[CheckMessage]:

@@ -5,7 +5,6 @@ They construct each backend; none connects to its broker.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -13,6 +12,7 @@ from django.core.checks import CheckMessage, Error, Warning, register
 from django.core.exceptions import ImproperlyConfigured
 
 from .. import conf, hooks
+from ..exceptions import did_you_mean
 from ..relay_settings import RelaySettings
 from ..relays.relay import Relay
 from .databases import Configs
@@ -68,10 +68,8 @@ def _hint(path: str, error: ImproperlyConfigured) -> str:
     missing = cause.name or "" if isinstance(cause, ModuleNotFoundError) else ""
     if extra and missing and not missing.startswith("django_outbox"):
         return f'Run pip install "django-transactional-outbox[{extra}]".'
-    near = difflib.get_close_matches(path, EXTRAS, n=1) if cause else []
-    if near:
-        return f'Did you mean "{near[0]}"?'
-    return "Correct the dotted path, or install what the module imports."
+    otherwise = "Correct the dotted path, or install what the module imports."
+    return did_you_mean(path, EXTRAS, otherwise) if cause else otherwise
 
 
 def _long_timeout(settings: RelaySettings, timeout: float) -> Iterator[CheckMessage]:

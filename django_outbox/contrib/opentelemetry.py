@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from ..delivery.decide import name as class_name
 from ..events import Event
 from ..listeners import registry
 from ..listeners.queues import queue_of
@@ -75,7 +76,7 @@ def restore(event: Event | list[Event]) -> Iterator[None]:
         try:
             yield
         except BaseException as error:
-            kind = _class_name(error)
+            kind = class_name(error)
             span.set_status(Status(StatusCode.ERROR))
             span.set_attribute("error.type", kind)
             span.add_event("exception", {"exception.type": kind})
@@ -133,9 +134,3 @@ def _links(event: Event) -> list[Link]:
     written = trace.get_current_span(_trace_context.extract(event.headers, context.Context()))
     found = written.get_span_context()
     return [Link(found)] if found.is_valid else []
-
-
-def _class_name(error: BaseException) -> str:
-    kind = type(error)
-    module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
-    return f"{module}{kind.__qualname__}"

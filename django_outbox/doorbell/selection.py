@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
 from ..conf import current, imported
+from ..exceptions import did_you_mean
 from ..sql import can_notify
 from .base import Doorbell
 from .local import Local
@@ -68,7 +68,7 @@ def _by_path(kind: Any) -> Callable[..., Any]:
         raise UnusableDoorbell(
             f'OUTBOX["DOORBELL"] is {kind!r}; expected one of {", ".join(known)}, a dotted path '
             "or None.",
-            _meant(str(kind), known, "See the settings reference."),
+            did_you_mean(str(kind), known, "See the settings reference."),
         )
     try:
         make = imported('OUTBOX["DOORBELL"]', kind)
@@ -94,7 +94,7 @@ def _check_options(kind: str, make: Callable[..., Any], options: dict[str, Any])
         raise UnusableDoorbell(
             f'OUTBOX["DOORBELL"] {kind!r} does not fit: {error}. Its options are: '
             f"{', '.join(known) or 'none'}.",
-            _meant(wrong, known, "Correct the options, or leave them out."),
+            did_you_mean(wrong, known, "Correct the options, or leave them out."),
         ) from error
 
 
@@ -103,15 +103,10 @@ def _require_postgres(*aliases: str) -> None:
         if alias not in connections:
             raise UnusableDoorbell(
                 f'OUTBOX["DOORBELL"] names the database {alias!r}, which DATABASES has not.',
-                _meant(alias, connections, "Name an alias of DATABASES."),
+                did_you_mean(alias, connections, "Name an alias of DATABASES."),
             )
         if not can_notify(connections[alias]):
             raise UnusableDoorbell(
                 f'OUTBOX["DOORBELL"] is "postgres", but {alias!r} is not a PostgreSQL database.',
                 'Set "auto", which is "local" there, or "redis" across hosts.',
             )
-
-
-def _meant(name: str, known: Iterable[str], otherwise: str) -> str:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
-    return f'Did you mean "{near[0]}"?' if near else otherwise

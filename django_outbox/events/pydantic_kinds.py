@@ -45,7 +45,7 @@ KINDS: Final[Mapping[str, str]] = {
     "dataclass or a list",
 }
 LAZY: Final = (Iterable, Iterator, Generator, re.Pattern)  # pydantic reads them as something else
-CONFIG: Final = {"ser_json_temporal": "iso8601", "json_encoders": None}  # that loses nothing
+LOSSY: Final = ("ser_json_temporal", "json_encoders")  # options with which values change
 NATIVE: Final[Mapping[Any, str]] = {
     **{each: each.__name__ for each in (str, int, float, bool)},
     **dict.fromkeys((None, type(None)), "null"),
@@ -108,16 +108,11 @@ def _in_whole(cls: Any, config: Mapping[str, Any], read: set[str]) -> Iterator[s
         yield text(cls.__qualname__, "generic")
     if own.model_serializers:
         yield text(cls.__qualname__, "serializer")
-    if options := _lossy(config):
-        yield f"{text(cls.__qualname__, 'config')}: {options}"
-
-
-def _lossy(config: Mapping[str, Any]) -> str:
-    """Return the options of a config with which what is written is not what was given."""
-    names = [name for name, usual in CONFIG.items() if config.get(name, usual) != usual]
+    options = [each for each in LOSSY if config.get(each)]
     if config.get("ser_json_bytes", "utf8") != config.get("val_json_bytes", "utf8"):
-        names.append("ser_json_bytes, or give val_json_bytes the same value")
-    return ", ".join(names)
+        options.append("ser_json_bytes")
+    if options:
+        yield f"{text(cls.__qualname__, 'config')} {', '.join(options)}"
 
 
 def _read_names(name: str, info: Any, config: Mapping[str, Any]) -> list[Any]:
@@ -137,7 +132,8 @@ def _in_hint(hint: Any, where: str, seen: set[Any], marks: tuple[Any, ...] = ())
     if cls in (Union, types.UnionType):
         tags = [getattr(each, "discriminator", None) for each in marks]
         is_tagged = any(isinstance(getattr(each, "discriminator", each), str) for each in tags)
-        if not _are_told_apart(arguments, is_tagged) or any(map(_is_ordered, marks)):
+        orders = [getattr(each, "union_mode", None) for each in marks]
+        if not _are_told_apart(arguments, is_tagged) or "left_to_right" in orders:
             yield text(where, "union")
     elif cls is Literal:
         if any(type(each) not in NATIVE for each in arguments):
@@ -168,11 +164,6 @@ def _marked(hint: Any, marks: tuple[Any, ...]) -> Iterator[str]:
             yield "alien"
         if getattr(each, "exclude", None) is True or getattr(each, "exclude_if", None):
             yield "excluded"
-
-
-def _is_ordered(mark: Any) -> bool:
-    """Return whether the metadata of a union has its members tried one after the other."""
-    return getattr(mark, "union_mode", None) == "left_to_right"
 
 
 def _in_class(cls: Any, where: str, seen: set[Any]) -> Iterator[str]:

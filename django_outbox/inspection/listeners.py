@@ -108,10 +108,7 @@ def _describe(each: Listener) -> dict[str, Any]:
 
 def _options(each: Listener) -> Iterator[str]:
     """Yield the options of a listener that differ from the defaults."""
-    if each.is_async:
-        yield "async"
-    if each.atomic:
-        yield "atomic"
+    yield from (name for name, on in (("async", each.is_async), ("atomic", each.atomic)) if on)
     if each.timeout is not None:
         yield f"timeout {each.timeout:g} s"
     if each.batching is not None:

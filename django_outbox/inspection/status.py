@@ -170,11 +170,7 @@ def _stream(each: BlockedStream, now: datetime) -> dict[str, Any]:
         "listener": head and head.listener,
         "event_type": head and head.event_type,
         "status": head and Status(head.status).name,
-        "age": _age(head.first_due_at, now) if head else None,
+        "age": head and head.first_due_at and round(age(head.first_due_at, now), 3),
         "next_try": each.due_at,
         "backlog": each.backlog,
     }
-
-
-def _age(instant: datetime | None, now: datetime) -> float | None:
-    return None if instant is None else round(age(instant, now), 3)

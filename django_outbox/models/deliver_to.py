@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -14,6 +13,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Case, F, Q, When
 
 from ..events import stream_of
+from ..exceptions import did_you_mean
 from ..listeners import registry
 from ..listeners.outcomes import Status
 from ..listeners.queues import Route, missing_of, row_id
@@ -51,11 +51,10 @@ def registered(title: str) -> Listener:
     """Return the listener with a title; raises ``ValueError`` if this process has none."""
     found = next((each for each in registry.listeners() if title in each.titles), None)
     if found is None:
-        near = difflib.get_close_matches(str(title), [each.title for each in registry.listeners()])
-        hint = f"Did you mean {' or '.join(map(repr, near))}? " if near else ""
+        hint = did_you_mean(title, [each.title for each in registry.listeners()])
         raise ValueError(
             f"No listener has the title {title!r}; expected the title of a listener in your code. "
-            f"{hint}outbox_status --listeners lists them."
+            f"{hint} outbox_status --listeners lists them."
         )
     return found
 

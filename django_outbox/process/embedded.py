@@ -36,12 +36,6 @@ def install() -> None:
     request_started.connect(_at_first_request, dispatch_uid="django_outbox.embedded.signals")
 
 
-def uninstall() -> None:
-    hot_queues.start_worker = None
-    request_started.disconnect(dispatch_uid="django_outbox.embedded")
-    request_started.disconnect(dispatch_uid="django_outbox.embedded.signals")
-
-
 def advise() -> None:
     """Have the first write of this development server log that no worker is alive, if so."""
     event_written.connect(_at_write, dispatch_uid="django_outbox.embedded.advice")

@@ -36,10 +36,9 @@ class Signals:
 
         A hangup that is ignored stays so, as ``nohup`` wants it.
         """
-        is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
         if threading.current_thread() is threading.main_thread():
             for number in numbers:
-                if number != signal.SIGHUP or not is_ignored:
+                if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
                     signal.signal(number, self.receive)
 
     def install_in_child(self) -> None:

@@ -393,5 +393,5 @@ def test_another_title_or_rate_is_refused_and_the_transaction_goes_on(
 
 
 def test_an_unknown_title_names_the_nearest() -> None:
-    with listeners([], "ledger"), pytest.raises(ValueError, match=f"'{LEDGER}'"):
+    with listeners([], "ledger"), pytest.raises(ValueError, match=f'"{LEDGER}"'):
         OutboxEvent.objects.deliver_to(f"{PLACED} leger")

@@ -68,7 +68,7 @@ class BacklogCollector(Collector):
 
     def _query(self, alias: str) -> list[Sample]:
         try:
-            samples = call_with_timeout(TIMEOUT, query_samples, alias)
+            samples = call_with_timeout(TIMEOUT, lambda each: [*query_samples(each)], alias)
         except Exception as error:  # noqa: BLE001 - the other metrics are shown after any error
             if alias not in self._failing:
                 logger.error("backlog not queried alias=%s error=%s", alias, type(error).__name__)
@@ -78,12 +78,10 @@ class BacklogCollector(Collector):
         return samples
 
 
-def query_samples(alias: str) -> list[Sample]:
+def query_samples(alias: str) -> Iterator[Sample]:
     """Query the backlog, at a cost that does not grow with the table."""
-    return [] if missing_table(alias) else [*_samples(alias)]
-
-
-def _samples(alias: str) -> Iterator[Sample]:
+    if missing_table(alias):
+        return
     streams = OutboxStream.objects.using(alias)
     now, known = clock_and_workers(alias)
     holds = load_holds(alias, now)
