@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import date, datetime, time, timedelta, timezone
-from decimal import Decimal
-from enum import Enum
+from datetime import datetime, timezone
 from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
@@ -35,10 +33,6 @@ class Kind(models.TextChoices):
     PLACED = "cart.placed", "placed"
 
 
-class Colour(Enum):
-    RED = "red"
-
-
 @dataclass
 class Line:
     sku: str
@@ -62,39 +56,6 @@ class OrderPlaced:
 class Order:
     id: Any
     region: str | None = "north"
-
-
-@event("all.types")
-@dataclass
-class AllTypes:
-    at: datetime
-    day: date
-    hour: time
-    lasting: timedelta
-    id: UUID
-    price: Decimal
-    colour: Colour
-    kind: Kind
-    lines: list[Line]
-    by_name: dict[str, Line]
-    maybe: int | None
-    pair: tuple[int, str]
-
-
-ALL = AllTypes(
-    at=NOON,
-    day=date(2030, 1, 2),
-    hour=time(1, 2),
-    lasting=timedelta(hours=1),
-    id=UUID(int=7),
-    price=Decimal("1.10"),
-    colour=Colour.RED,
-    kind=Kind.PLACED,
-    lines=[Line("a", 2)],
-    by_name={"b": Line("b")},
-    maybe=None,
-    pair=(1, "x"),
-)
 
 
 @event("plainly")
@@ -370,10 +331,9 @@ def heard_by(listens_to: Any, **options: Any) -> list[Any]:
     return got
 
 
-# Dates, UUIDs and Decimals are stored as text.
 @pytest.mark.parametrize(
     "payload",
-    [OrderPlaced(Order(17), [Line("a"), Line("b", 3)]), ALL, Plain(2)],
+    [OrderPlaced(Order(17), [Line("a"), Line("b", 3)]), Plain(2)],
     ids=lambda each: type(each).__name__,
 )
 def test_a_listener_gets_an_equal_instance(payload: Any) -> None:

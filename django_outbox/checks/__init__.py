@@ -178,11 +178,11 @@ def check_atomic(app_configs: Configs, **kwargs: Any) -> Iterator[CheckMessage]:
 def check_listener_module(app_configs: Configs, **kwargs: Any) -> Iterator[CheckMessage]:
     """Report W060 a LISTENER_MODULE that no app has."""
     name = None if conf.problems() else getattr(settings, "OUTBOX", {}).get("LISTENER_MODULE")
-    modules = [each.module for each in apps.get_app_configs() if each.module is not None]
-    modules = [each for each in modules if not each.__name__.startswith("django.")]  # has handlers
+    found = [each for each in apps.get_app_configs() if not each.name.startswith("django.")]
+    modules = [each.module for each in found if each.module is not None]
     if name is None or any(module_has_submodule(each, name) for each in modules):
         return
-    known = {found.name for each in modules for found in iter_modules(each.__path__)}
+    known = {info.name for each in modules for info in iter_modules(each.__path__)}
     yield Warning(
         f'OUTBOX["LISTENER_MODULE"] is {name!r}, and no app in INSTALLED_APPS has a module of that '
         "name: no listener was imported.",

@@ -7,6 +7,7 @@ import sys
 import types
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Annotated, Any, ClassVar, Final, Literal, Union, get_args, get_origin
@@ -183,11 +184,9 @@ def _in_class(cls: Any, where: str, seen: set[Any]) -> Iterator[str]:
 def _is_known(cls: Any) -> bool:
     """Return whether pydantic writes and reads a class, and not only lets it pass."""
     pydantic: Any = sys.modules["pydantic"]
-    try:
-        pydantic.TypeAdapter(cls)
-    except pydantic.errors.PydanticSchemaGenerationError:
-        return False
-    return True
+    with suppress(pydantic.errors.PydanticSchemaGenerationError):
+        return bool(pydantic.TypeAdapter(cls))
+    return False
 
 
 def _in_fields(cls: Any, seen: set[Any]) -> Iterator[str]:

@@ -76,9 +76,10 @@ class Declaration:
     def _identity(self, what: str, path: Path, source: Any) -> Any:
         value = validation.identity(resolve_path(what, path, source))
         if value is None:
+            name = getattr(path, "__qualname__", repr(path))
             raise InvalidEvent(
-                f"The {what} of {self.event_type!r} is None, taken from {_path_text(path)}; "
-                "expected a str, an int or a UUID."
+                f"The {what} of {self.event_type!r} is None, taken from {name}; expected a str, an "
+                "int or a UUID."
             )
         return value
 
@@ -276,7 +277,3 @@ def resolve_path(what: str, path: Path, source: Any) -> Any:
                 "the path, or the object."
             ) from error
     return value
-
-
-def _path_text(path: Path) -> str:
-    return repr(path) if isinstance(path, str) else getattr(path, "__qualname__", repr(path))

@@ -72,6 +72,7 @@ def counts(alias: str) -> Counts:
         at_least, estimated = [*at_least, "DONE"], []
     else:
         numbers["DONE"] = max(rows - sum(numbers.values()), 0)
+    numbers |= {name: AtLeast(numbers[name]) for name in at_least}
     return Counts(numbers=numbers, at_least=(*at_least,), estimated=(*estimated,))
 
 

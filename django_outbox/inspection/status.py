@@ -13,7 +13,7 @@ from ..models import OutboxEvent, OutboxStream
 from ..models.fields import age
 from ..queue_settings import DEFAULT_QUEUE
 from .causes import load_causes
-from .counts import MAX_DEAD_SHARE, PERIOD, AtLeast, Rates, capped_count, counts, minutes, rates
+from .counts import MAX_DEAD_SHARE, PERIOD, Rates, capped_count, counts, minutes, rates
 from .holds import MAX_HELD, load_holds
 from .overview import BlockedStream, blocked_streams
 from .queues import lag, queue_states, unserved_queues
@@ -55,7 +55,7 @@ def status(alias: str) -> Report:
     lost = missing(known)
     shown = [each for each in known if each.is_newly_lost or not each.is_silent or each in lost]
     return {
-        "counts": {n: AtLeast(c) if n in found.at_least else c for n, c in found.numbers.items()},
+        "counts": found.numbers,
         "at_least": [*found.at_least],
         "estimated": [*found.estimated],
         "due": sum(each.due for each in queues),

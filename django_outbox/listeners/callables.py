@@ -39,7 +39,8 @@ def is_async(call: Callable[..., Any]) -> bool:
 
 def fault(call: Callable[..., Any], expected: str, *arguments: object) -> str | None:
     """Return why a call with these arguments would fail or do nothing; None if it would not."""
-    if _is_generator_function(call):
+    calls = (call, getattr(call, "__call__", None))  # noqa: B004 - as in is_async
+    if any(inspect.isgeneratorfunction(c) or inspect.isasyncgenfunction(c) for c in calls):
         return f"{location(call)} is a generator function: a call would run nothing of it."
     try:
         inspect.signature(call).bind(*arguments)
@@ -48,13 +49,6 @@ def fault(call: Callable[..., Any], expected: str, *arguments: object) -> str | 
     except ValueError:  # a builtin without a signature
         return None
     return None
-
-
-def _is_generator_function(call: Callable[..., Any]) -> bool:
-    return any(
-        inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each)
-        for each in (call, getattr(call, "__call__", None))  # noqa: B004 - as in is_async
-    )
 
 
 def _unwrap_partial(call: Callable[..., Any]) -> Callable[..., Any]:

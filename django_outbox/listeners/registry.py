@@ -12,7 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from enum import Enum
-from functools import lru_cache
 from typing import Any, Final, ParamSpec, Protocol, TypeVar
 
 from ..conf import until_changed
@@ -190,10 +189,9 @@ def listener(
 
 
 def add(new: Listener) -> None:
-    """Register a listener; ``ListenerAlreadyRegistered`` names both if the title is taken.
+    """Register a listener; one that a shell or a reload defines again replaces the former.
 
-    A function that a shell or a reload defines again replaces the former one. Raises
-    ``ValueError`` for a title that does not fit into its column.
+    ``ListenerAlreadyRegistered`` if the title is taken, ``ValueError`` if it does not fit.
     """
     if len(new.title) > TITLE_LENGTH:
         raise ValueError(
@@ -314,7 +312,7 @@ def lanes() -> tuple[str, ...]:
 
 
 def similar_types(event_type: str) -> list[str]:
-    """Return registered event types like this one, nearest first, for an error message."""
+    """Return registered event types like this one, nearest first."""
     known = sorted({pattern for each in listeners() for pattern in each.types})
     return difflib.get_close_matches(event_type, known, n=3, cutoff=0) or known[:3]
 
@@ -339,7 +337,7 @@ def _matches(given: Listener, aggregate_type: str, event_type: str) -> bool:
     )
 
 
-@lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=4096)
 def type_pattern(text: str) -> re.Pattern[str]:
     """Compile a pattern in which only ``*`` is special; brackets, question marks are literal."""
     return re.compile(".*".join(map(re.escape, text.split("*"))), re.DOTALL)

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from django.core.management.base import CommandError
 from django.db import connections, router
-from django.utils.dateparse import parse_date, parse_datetime
+from django.utils.dateparse import parse_datetime
 from django.utils.timezone import is_naive, make_aware
 
 from ..conf import CENTURY
@@ -75,11 +75,9 @@ def instant(text: str) -> datetime | timedelta:
     clock, so the caller converts it to an instant.
     """
     try:
-        day, found = parse_date(text), parse_datetime(text)
+        found = parse_datetime(text)
     except ValueError as error:  # well formed, but not in the calendar
         raise ArgumentTypeError(f"{text!r} is not an instant: {error}.") from error
-    if found is None and day is not None:
-        found = datetime(day.year, day.month, day.day)  # noqa: DTZ001 - made aware below
     if found is not None:
         return make_aware(found) if is_naive(found) else found
     try:

@@ -42,6 +42,8 @@ LEVELS = {
     "dead": logging.ERROR,
     "retry": logging.WARNING,
     "discarded": logging.WARNING,
+    "deferred": logging.INFO,
+    "lost": logging.INFO,
     "done": logging.DEBUG,
 }
 
@@ -298,21 +300,19 @@ class SettleLog:
     def _log(self, lease: Lease, decision: Decision) -> None:
         """Log the outcome of a delivery; the text of a listener's error only at level DEBUG."""
         attempt, error = lease.event.attempts + decision.spent, decision.kind or "none"
-        level = LEVELS.get(decision.outcome, logging.INFO)
-        if decision.unavailable:  # the circuit breaker's line reports it, for all events
-            level = logging.DEBUG
+        # What is not available is in the circuit breaker's line, for all events.
+        level = logging.DEBUG if decision.unavailable else LEVELS[decision.outcome]
         facts = (*lease.named, attempt, error)
         if decision.outcome == "retry":
             next_at, unlogged = self._retries.get(lease.listener, (0.0, 0))
             is_next = (now := monotonic()) >= next_at
+            self._retries[lease.listener] = (now + QUIET, 0) if is_next else (next_at, unlogged + 1)
             logger.log(
                 level if is_next else logging.DEBUG,
                 "retry event_id=%s event_type=%s listener=%r attempt=%d error=%s unlogged=%d",
                 *facts,
                 unlogged,
             )
-            found = (now + QUIET, 0) if is_next else (next_at, unlogged + 1)
-            self._retries[lease.listener] = found
         else:
             logger.log(
                 level,

@@ -252,13 +252,9 @@ def _texts(row: Row) -> Iterator[str]:
     return filter(None, texts)
 
 
-def _may_clash(event: Event) -> bool:
-    return event._id_was_given or event.unique_key is not None
-
-
 def _insert(connection: BaseDatabaseWrapper, rows: list[Row]) -> None:
     """Insert all or none; ``DuplicateEvent`` changes no stream and keeps the transaction usable."""
-    clashing = [event for event, _, _ in rows if _may_clash(event)]
+    clashing = [event for event, *_ in rows if event._id_was_given or event.unique_key is not None]
     first = rows[0][0]
     touches_more = len(rows) > 1 or first.key is not None or len(routes_of_new(first)) > 1
     undoable = (

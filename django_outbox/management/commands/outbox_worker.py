@@ -16,7 +16,7 @@ from typing import Any, Final
 from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError
-from django.utils.autoreload import DJANGO_AUTORELOAD_ENV
+from django.utils.autoreload import DJANGO_AUTORELOAD_ENV as RELOADED
 
 from ... import drain
 from ...conf import current
@@ -97,8 +97,8 @@ class Command(OutboxCommand):
             delivered = self._drain(aliases, options["max_events"], queues)
             self.stdout.write(f"delivered {delivered}")
             return
-        is_parent = options["reload"] and not os.environ.get(DJANGO_AUTORELOAD_ENV)
-        if options["format"] == "text" and not is_parent:
+        # With --reload, a parent starts the process that delivers.
+        if options["format"] == "text" and options["reload"] == (RELOADED in os.environ):
             self.stdout.write("\n".join(banner(aliases, queues, options["poll_interval"])))
             self.stdout.flush()
         try:
