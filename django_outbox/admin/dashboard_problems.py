@@ -51,7 +51,7 @@ def _severe_problems(overview: Overview) -> Iterator[Problem]:
         return  # its events do not wait for a worker
     if not overview.alive:
         yield _bad(_("No worker is alive."), "workers")
-    if count := overview.newly_lost:
+    if count := sum(each.is_newly_lost for each in overview.workers):
         text = ngettext("No heartbeat from %d worker.", "No heartbeat from %d workers.", count)
         yield _bad(text % count, "workers")
     yield from _bad_rates(overview.rates)

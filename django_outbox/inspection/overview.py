@@ -88,10 +88,6 @@ class Overview:
         return sum(not each.is_silent for each in self.workers)
 
     @property
-    def newly_lost(self) -> int:
-        return sum(each.is_newly_lost for each in self.workers)
-
-    @property
     def pauses(self) -> list[Hold]:
         return [each for each in self.holds if each.kind != DEAD]
 

@@ -280,14 +280,13 @@ class SettleLog:
         self._retries: dict[str | None, tuple[float, int]] = {}
 
     def report(self, settled: Settled) -> None:
-        has_receivers = bool(event_settled.receivers)
         logs_done = logger.isEnabledFor(logging.DEBUG)
         for lease, decision in settled:
             if logs_done or decision.status is not Status.DONE or decision.outcome == "discarded":
                 self._log(lease, decision)
             if decision.status is Status.DEAD:
                 announce(event_dead, sender=self._alias, event=lease.event, cause=decision.error)
-            if has_receivers:
+            if event_settled.receivers:
                 announce(
                     event_settled,
                     sender=self._alias,
