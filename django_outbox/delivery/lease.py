@@ -239,10 +239,14 @@ class Lease(msgspec.Struct, kw_only=True, eq=False, gc=False):
         return found
 
 
+NOTHING: list[Lease] = []  # never changed; a list for each row that is held kept collecting garbage
+
+
 def row_run(row: Sequence[Any], *, deadline: float, me: str) -> Run:
-    """Create the run of a claimed row."""
+    """Create the run of a claimed row, behind which nothing waits."""
     return Run(
         table=EVENTS,
+        waiting=NOTHING,
         id=row[0],
         queue=row[QUEUE],
         locked_at=row[-1],
