@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import django_outbox as outbox
-from django_outbox.delivery.halves import Halving
+from django_outbox.delivery.verdicts import Halving
 from django_outbox.exceptions import PayloadError
 from django_outbox.listeners import options, registry
 from django_outbox.listeners.options import Batching
@@ -197,7 +197,7 @@ def test_another_answer_fails_all_and_is_not_split(run: str, answer: object) -> 
         deliver(run, all_are(Status.RETRY))
     assert bulk.sizes == [4]
     assert all(
-        (row(each).last_error or "").startswith("django_outbox.delivery.answers.WrongAnswer")
+        (row(each).last_error or "").startswith("django_outbox.delivery.decide.WrongAnswer")
         for each in ids
     )
     assert {*attempts().values()} == {1}

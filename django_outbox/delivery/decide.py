@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import logging
 import traceback
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from ..exceptions import BrokerUnavailable, PayloadError, RetryAfter, Unrecoverable
 from ..listeners import retry
-from ..listeners.outcomes import DONE, Dead, Decision, Defer, Failure, Status
+from ..listeners.outcomes import DONE, Dead, Decision, Defer, Done, Failure, Status
 from ..log import text_of
 
 logger = logging.getLogger("django_outbox")
 
+ANSWERS = (Done, Defer, Dead, BaseException)  # of a batch listener to one event, besides None
 ERROR_LENGTH = 4000  # characters of last_error
 REASON_LENGTH = 200  # characters of why a broker cannot be reached
 ALONE_DELAY = 0.2  # seconds until an event's own call after the last one that it shared
@@ -149,3 +151,33 @@ def clean(text: str) -> str:
     """Strip what no database stores, NUL characters and lone surrogates, and truncate."""
     text = text.replace("\0", "").encode("utf-8", "replace").decode()
     return text[:ERROR_LENGTH]
+
+
+class WrongAnswer(TypeError):
+    """A batch listener's answer does not tell which events are done."""
+
+
+def checked(answer: Any, count: int) -> list[Any] | None:
+    """Return the answers to ``count`` events, None if all are done; or raise ``WrongAnswer``."""
+    if answer is None:
+        return None
+    if not isinstance(answer, Sequence) or isinstance(answer, (str, bytes, bytearray)):
+        raise WrongAnswer(
+            f"A batch listener answered {type(answer).__name__}; expected None, or a list with one "
+            "answer for each event."
+        )
+    if len(answer) != count:
+        raise WrongAnswer(
+            f"A batch listener answered {len(answer)} values to {count} events; expected None, or "
+            "one answer for each event in their order."
+        )
+    return [
+        each if each is None or isinstance(each, ANSWERS) else _unknown(each) for each in answer
+    ]
+
+
+def _unknown(answer: Any) -> TypeError:
+    return TypeError(
+        f"A batch listener answered {type(answer).__name__} for this event; expected None, Done, "
+        "Defer, Dead or an exception instance."
+    )

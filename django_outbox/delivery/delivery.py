@@ -19,14 +19,12 @@ from ..signals import announce, batch_called, event_decided, event_started
 from ..sql.halving import settle_within
 from ..sql.values import NO_PAUSES, Ending, LeaseKind, Pauses
 from . import verdicts
-from .answers import WrongAnswer
 from .call import Call, NotBegun, NotOurs
-from .decide import describe, name, recovered
+from .decide import WrongAnswer, describe, name, recovered
 from .drivers import PASS_ON, Steps, Tidy
-from .halves import Halving
 from .lease import Lease
 from .route import prepare, routed
-from .verdicts import AT_ONCE, Verdict
+from .verdicts import AT_ONCE, Halving, Verdict
 
 logger = logging.getLogger("django_outbox")
 
