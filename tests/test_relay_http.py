@@ -32,9 +32,8 @@ standardwebhooks = pytest.importorskip("standardwebhooks")
 from django_outbox.relays import http_hosts  # noqa: E402
 from django_outbox.relays.backend import Message, Refused  # noqa: E402
 from django_outbox.relays.http import Webhook  # noqa: E402
-from django_outbox.relays.http_hosts import Hosts, hosts  # noqa: E402
+from django_outbox.relays.http_hosts import AddressRefused, Hosts, hosts, is_public  # noqa: E402
 from django_outbox.relays.http_messages import headers_of, target_of  # noqa: E402
-from django_outbox.relays.http_network import AddressRefused, is_public  # noqa: E402
 from tests.cases import cases  # noqa: E402
 
 database = pytest.mark.django_db(transaction=True)

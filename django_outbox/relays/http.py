@@ -30,11 +30,10 @@ import httpx
 
 from ..exceptions import BrokerUnavailable, Unrecoverable
 from ..listeners.outcomes import Defer
-from . import http_messages
+from . import http_hosts, http_messages
 from .backend import Backend, Message, Outcome, Refused, expect
-from .http_hosts import MAX_HOSTS, MIN_PAUSE, Absence, hosts
+from .http_hosts import Absence, AddressRefused, CheckedNetwork, UnknownHost, hosts
 from .http_messages import Headers, Keys, Request, Target
-from .http_network import AddressRefused, CheckedNetwork, UnknownHost
 
 KEEP_ALIVE: Final = 4.0  # seconds; many servers close an idle connection after 5
 CONNECT_TIMEOUT: Final = 5.0  # seconds; less than the timeout of a relay, so that the two differ
@@ -249,7 +248,7 @@ class Webhook(Backend):
                 target.origin, reason, is_unreachable=False, retry_after=retry_after
             )
             return self._away(absence)
-        if len(self._answered) >= MAX_HOSTS:
+        if len(self._answered) >= http_hosts.MAX_HOSTS:
             self._answered.clear()
         self._answered[target.origin] = monotonic()
         hosts.set_back(target.origin)
@@ -259,8 +258,7 @@ class Webhook(Backend):
         """Return the outcome of a message whose host is away; it costs no attempt."""
         if self._only is not None:
             return BrokerUnavailable(absence.reason)
-        wait = MIN_PAUSE if absence.is_probed else max(absence.until - monotonic(), MIN_PAUSE)
-        return Defer(wait, absence.reason)
+        return Defer(absence.wait, absence.reason)
 
 
 def _reason(target: Target, error: Exception) -> str:
