@@ -24,12 +24,12 @@ class OutboxConfig(AppConfig):
 
     def ready(self) -> None:
         from . import checks  # noqa: F401 - registers them; needs models
-        from .relays import registration
+        from .relays.relay import register
 
         if not problems():  # otherwise the checks report what is wrong
             discover(current().LISTENER_MODULE)
             load_task_backends()
-            registration.register()
+            register()
             is_server = settings.DEBUG and sys.argv[1:2] == ["runserver"]
             if current().EMBEDDED or is_server:
                 from .process import embedded

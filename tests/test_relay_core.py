@@ -15,7 +15,7 @@ from django_outbox.conf import current
 from django_outbox.listeners import registry
 from django_outbox.models import OutboxEvent, OutboxPause
 from django_outbox.relays import BrokerUnavailable, Unconfirmed
-from django_outbox.relays.registration import relays
+from django_outbox.relays.relay import relays
 from django_outbox.signals import breaker_opened, relay_published
 from django_outbox.worker import pauses as worker_breaker
 from tests.relay_backend import BROKER, Awaited

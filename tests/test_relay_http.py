@@ -17,8 +17,7 @@ import pytest
 import django_outbox as outbox
 from django_outbox.models import OutboxEvent, OutboxPause
 from django_outbox.relays import BrokerUnavailable
-from django_outbox.relays.registration import relays
-from django_outbox.relays.relay import CheckFailed
+from django_outbox.relays.relay import CheckFailed, relays
 from tests import relay_messages, samples
 from tests.brokers import free_port
 from tests.receiver import Receiver, certificate, receiving

@@ -1,22 +1,28 @@
-"""``Relay``: a batch listener that sends events to a broker through a backend."""
+"""``Relay``: a batch listener that sends events to a broker; those of the settings, registered."""
 
 from __future__ import annotations
 
+import atexit
 import logging
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from math import inf
 from time import monotonic
 from typing import Any, ClassVar
 
 from django.core.exceptions import ImproperlyConfigured
+from django.core.signals import setting_changed
 
+from .. import conf, hooks
 from ..conf import current, imported, is_test_run
 from ..events import Event
 from ..exceptions import BrokerUnavailable, Unrecoverable
+from ..listeners import registry
+from ..listeners.options import Batching
 from ..listeners.outcomes import Dead, Defer
+from ..listeners.registry import ANY, Listener
 from ..redaction import Redaction
 from ..relay_settings import RelaySettings
 from ..signals import announce, relay_published
@@ -221,3 +227,57 @@ def _reason(outcome: Outcome) -> str:
     if isinstance(outcome, (Dead, Defer)):
         return outcome.reason[:REASON_LENGTH]
     return f"{type(outcome).__name__}: {outcome}"[:REASON_LENGTH].partition("\n")[0]
+
+
+# --- registration ---------------------------------------------------------------------------------
+
+
+def register() -> None:
+    """Register the relays that the settings name, in place of those registered before."""
+    for each in relays():
+        registry.remove(each)
+        each.close()
+    for settings in current().relays.values():
+        registry.add(_listener(Relay(settings)))
+
+
+def relays() -> list[Relay]:
+    """Return the registered relays in the order of the settings."""
+    return [each.call for each in registry.listeners() if isinstance(each.call, Relay)]
+
+
+@atexit.register
+def _close() -> None:
+    for each in relays():
+        each.close()
+
+
+def _listener(relay: Relay) -> Listener:
+    settings, per_key, retry = relay.settings, 1, None
+    with suppress(ImproperlyConfigured):  # a check reports it; events wait, or are written anyway
+        per_key = relay.backend_class.per_key
+    with suppress(ImproperlyConfigured):
+        where = f'OUTBOX["RELAYS"][{settings.name!r}]["RETRY"]'
+        retry = None if settings.RETRY is None else hooks.retry_from(settings.RETRY, where)
+    return Listener(
+        call=relay,
+        event_type=", ".join(settings.EVENTS),
+        patterns=settings.EVENTS,
+        aggregate_type=ANY,
+        name=settings.title,
+        retry=retry,
+        timeout=None,
+        atomic=False,
+        queue=settings.title,
+        batching=Batching(settings.BATCH, settings.WITHIN, min(per_key, settings.BATCH)),
+        check=relay.check,
+    )
+
+
+def _reset(*, setting: str, **kwargs: Any) -> None:
+    if setting == "OUTBOX" and not conf.problems():
+        register()
+
+
+# After conf's own receiver, which was connected before it, has forgotten the former settings.
+setting_changed.connect(_reset, dispatch_uid="django_outbox.relays")

@@ -14,8 +14,7 @@ from ..conf import current
 from ..exceptions import BrokerUnavailable
 from ..relay_settings import RelaySettings
 from ..relays import Backend, Message, Outcome
-from ..relays.registration import relays
-from ..relays.relay import Relay, backend_class
+from ..relays.relay import Relay, backend_class, relays
 
 Failure = BaseException | type[BaseException]
 
