@@ -279,14 +279,12 @@ class Worker:
         self._engine.wakeup.poll()
 
     def depths(self) -> dict[str, int]:
-        """Return how many events are ``hot`` (offered), ``cold`` (wait for a thread) and ``held``.
+        """Return how many events are ``hot`` (offered), ``cold`` (not started) and ``held``.
 
         ``held`` counts all events that are claimed and not settled, including the cold ones.
         """
-        waiting = sum(len(each.ready) for each in self._gates)
-        cold = waiting + sum(self._held.load(each.name).followers for each in self._gates)
-        hot = sum(len(each.offers) for each in self._gates)
-        return {"hot": hot, "cold": cold, "held": len(self._held)}
+        hot, held = sum(len(each.offers) for each in self._gates), len(self._held)
+        return {"hot": hot, "cold": max(held - len(self._held.running()), 0), "held": held}
 
     @property
     def lost_threads(self) -> tuple[str, ...]:
