@@ -15,6 +15,7 @@ from . import log  # noqa: F401 - from now on, the package's logger never raises
 from .conf import current, problems
 from .exceptions import ListenerAlreadyRegistered
 from .listeners import registry
+from .signals import event_written
 
 
 class OutboxConfig(AppConfig):
@@ -24,17 +25,17 @@ class OutboxConfig(AppConfig):
 
     def ready(self) -> None:
         from . import checks  # noqa: F401 - registers them; needs models
+        from .process import embedded
         from .relays.relay import register
 
         if not problems():  # otherwise the checks report what is wrong
             discover(current().LISTENER_MODULE)
             load_task_backends()
             register()
-            is_server = settings.DEBUG and sys.argv[1:2] == ["runserver"]
-            if current().EMBEDDED or is_server:
-                from .process import embedded
-
-                (embedded.install if current().EMBEDDED else embedded.advise)()
+            if current().EMBEDDED:
+                embedded.install()
+            elif settings.DEBUG and sys.argv[1:2] == ["runserver"]:
+                event_written.connect(embedded.advise)
 
 
 def load_task_backends() -> None:

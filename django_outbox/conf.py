@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
@@ -173,8 +173,7 @@ class Settings:
 RULES: Mapping[str, Rule] = {each.name: each.metadata["rule"] for each in fields(Settings)}
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(NamedTuple):
     """An error in ``OUTBOX``: what is wrong and what to do."""
 
     message: str

@@ -22,6 +22,7 @@ from django.test import TestCase
 import django_outbox as outbox
 from django_outbox import doorbell
 from django_outbox.doorbell.base import database_identity
+from django_outbox.doorbell.local import Local
 from django_outbox.worker import quarantine
 from tests.reach.children import Site
 from tests.table import PLACED, insert, listening, statuses, write
@@ -32,6 +33,19 @@ pytestmark = pytest.mark.django_db(transaction=True)
 FAR = {"POLL_INTERVAL": 60, "PROBE_INTERVAL": 60}  # seconds; only a notification is quicker
 REDIS = "redis://127.0.0.1:6379/0"
 CLOSED = "redis://127.0.0.1:1/0"  # no server listens there
+
+
+def test_a_socket_may_have_a_long_path(tmp_path: Path, settings: Any) -> None:
+    directory = tmp_path.joinpath(*["d" * 60] * 3)
+    directory.mkdir(parents=True)
+    local = Local("default", directory=str(directory))
+    ear = local.ear()
+    ear.listen()
+    try:
+        local.ring(connection)
+        assert ear.wait(10)
+    finally:
+        ear.close()
 
 
 def redis_client() -> Any:

@@ -22,6 +22,7 @@ from django.db import OperationalError, connection, transaction
 import django_outbox as outbox
 from django_outbox.models import OutboxEvent, OutboxWorker
 from django_outbox.process import embedded
+from django_outbox.signals import event_written
 from django_outbox.writing.hot_queue import hot_queues
 from tests.fleet import wait_until
 from tests.reach.children import Child, Site, holds_a_database, is_alive, nothing_is_left
@@ -185,7 +186,7 @@ def test_at_exit_what_runs_is_finished_and_the_rest_released(
 
 def test_a_development_server_says_once_that_events_wait(caplog: pytest.LogCaptureFixture) -> None:
     def times_advised() -> int:
-        embedded.advise()
+        event_written.connect(embedded.advise)
         caplog.clear()
         for _ in range(2):
             with transaction.atomic():
@@ -194,8 +195,8 @@ def test_a_development_server_says_once_that_events_wait(caplog: pytest.LogCaptu
         return ["events wait" in each.getMessage() for each in caplog.records].count(True)
 
     assert times_advised() == 1
-    times = {"started_at": now(), "heartbeat_at": now()}
-    OutboxWorker.objects.create(id="w", hostname="h", pid=1, info="{}", **times)
+    row = {"id": "w", "pid": 1, "info": "{}", "started_at": now(), "heartbeat_at": now()}
+    OutboxWorker.objects.create(hostname="h", **row)
     assert times_advised() == 0
 
 

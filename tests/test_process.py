@@ -128,7 +128,6 @@ def test_444_the_second_signal_ends_it_at_once(workers: Workers, gate: Path) -> 
 
 
 def test_a_hangup_that_is_ignored_stays_so() -> None:
-    """The signals are those of ``nohup outbox_worker``."""
     former = {each: signal.getsignal(each) for each in STOPPING}
     try:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)

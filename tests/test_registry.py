@@ -192,12 +192,6 @@ def test_a_function_that_is_defined_again_replaces_the_first(
     assert [each.call is not first for each in registry.listeners()] == [replaces]
 
 
-def test_functions_that_a_function_makes_are_several() -> None:
-    add("x", "first.<locals>.it")
-    with pytest.raises(ListenerAlreadyRegistered):
-        add("x", "first.<locals>.it")
-
-
 @pytest.mark.parametrize("value", ["", "x" * 129, None, 5], ids=repr)
 def test_a_type_that_no_event_can_have_is_refused(value: Any) -> None:
     with pytest.raises(ValueError, match="event_type"):

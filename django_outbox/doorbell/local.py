@@ -10,7 +10,8 @@ import socket
 import stat
 import tempfile
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -20,6 +21,7 @@ from .base import Ear, database_identity
 logger = logging.getLogger("django_outbox")
 
 WARN_EVERY = 60.0  # seconds between two warnings, at least
+FILES = Path("/proc/self/fd")  # of Linux, which takes addresses of 107 bytes
 
 
 class Local:
@@ -94,7 +96,8 @@ class LocalEar:
         self._socket = _datagram_socket()
         # Writers must not find the socket under its name before they may write to it.
         self._path = directory / f".{name}"
-        self._socket.bind(str(self._path))
+        with _address(self._path) as address:
+            self._socket.bind(address)
         _set_mode(self._path, directory.stat().st_mode)
         self._path = self._path.rename(directory / name)
 
@@ -144,7 +147,8 @@ def _set_mode(path: Path, directory_mode: int) -> None:
 def _send(sender: socket.socket, path: Path) -> None:
     """Notify one worker; ``OSError`` if the file is not a socket or we may not write to it."""
     try:
-        sender.sendto(b"!", str(path))
+        with _address(path) as address:
+            sender.sendto(b"!", address)
     except (BlockingIOError, FileNotFoundError):
         pass  # enough notifications wait there already, or it was removed since we listed it
     except ConnectionRefusedError:
@@ -154,6 +158,16 @@ def _send(sender: socket.socket, path: Path) -> None:
             # Its worker was killed. In a sticky directory only that worker's user may remove it.
             with suppress(PermissionError):
                 path.unlink()
+
+
+@contextmanager
+def _address(path: Path) -> Iterator[str]:
+    """Yield an address of a socket which is short, however long the path of its directory is."""
+    number = os.open(path.parent, os.O_RDONLY)
+    try:
+        yield str(FILES / f"{number}" / path.name if FILES.exists() else path)
+    finally:
+        os.close(number)
 
 
 def _datagram_socket() -> socket.socket:

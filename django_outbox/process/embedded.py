@@ -36,13 +36,9 @@ def install() -> None:
     request_started.connect(_at_first_request, dispatch_uid="django_outbox.embedded.signals")
 
 
-def advise() -> None:
-    """Have the first write of this development server log that no worker is alive, if so."""
-    event_written.connect(_at_write, dispatch_uid="django_outbox.embedded.advice")
-
-
-def _at_write(sender: str, **kwargs: Any) -> None:
-    event_written.disconnect(dispatch_uid="django_outbox.embedded.advice")
+def advise(sender: str, **kwargs: Any) -> None:
+    """Log at the first write of a development server that no worker is alive, if so."""
+    event_written.disconnect(advise)
     if not live_workers(sender):
         logger.warning(
             "events wait, no worker is alive; run manage.py outbox_worker, or set "

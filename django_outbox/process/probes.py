@@ -55,12 +55,10 @@ class Probes:
                 host, port = self._server.server_address[:2]
                 logger.info("health port open address=%s port=%d", host, port)
         except (OSError, OverflowError) as error:
-            raise ImproperlyConfigured(f"{self._targets()} cannot be opened: {error}") from error
-
-    def _targets(self) -> str:
-        port = "The health port {1} of {0}".format(*self._address) if self._address else ""
-        file = f"The heartbeat file {str(self._file)!r}" if self._file else ""
-        return " or ".join(filter(None, (file, port)))
+            on = "The health port {1} of {0}".format(*self._address) if self._address else ""
+            file = f"The heartbeat file {str(self._file)!r}" if self._file else ""
+            what = " or ".join(filter(None, (file, on)))
+            raise ImproperlyConfigured(f"{what} cannot be opened: {error}") from error
 
     def close(self) -> None:
         if self._server is not None:

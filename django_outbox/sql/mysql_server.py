@@ -94,7 +94,7 @@ class MySQLServer(Upkeep, Inspection):
         strict = "SET SESSION sql_mode = CONCAT(@@sql_mode, ',STRICT_TRANS_TABLES')"
         # A worker that is suspended inside a transaction must not keep its locks. MySQL has no such
         # limit, and reads this as a comment.
-        idle = f"/*M!100300 , SESSION idle_transaction_timeout = {IDLE} */"
+        idle = f", wait_timeout = 86400 /*M!100300 , SESSION idle_transaction_timeout = {IDLE} */"
         wait = f"SET SESSION innodb_lock_wait_timeout = {max(round(lock_wait), 1)} {idle}"
         begin = [options.get("init_command"), strict, wait]
         options["init_command"] = "; ".join(filter(None, begin))

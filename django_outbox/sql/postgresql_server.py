@@ -16,7 +16,8 @@ from .upkeep import Upkeep
 WAITED = ("55P03", "57014")  # errors: lock_timeout, and statement_timeout, which may be shorter
 UNDEFINED_TABLE = "42P01"
 PREPARE_AFTER = 3  # executions before a statement is prepared
-AUTOCOMMIT_LEVEL = r"-c default_transaction_isolation=read\ committed"  # for single statements
+# For single statements, and for threads that wait longer than the role's sessions may.
+AUTOCOMMIT_LEVEL = r"-c default_transaction_isolation=read\ committed -c idle_session_timeout=0"
 # A plan made for an empty table stays in use when the table is full, so it must suit both. A join
 # must not read a whole index, even of a small table: while an old snapshot is open, it is long.
 # Before PostgreSQL 18, these options add 10,000,000,000 to the cost of a plan that scans anyway.

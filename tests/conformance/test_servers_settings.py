@@ -20,7 +20,6 @@ from tests.test_debug import TWICE, failing_with, outside
 MYSQL = databases.vendor() in ("mysql", "mariadb")
 
 on_mysql = pytest.mark.skipif(not MYSQL, reason="others have no charset of a connection")
-on_postgres = pytest.mark.skipif(databases.vendor() != "postgres", reason="PostgreSQL's setting")
 
 
 @pytest.fixture(autouse=True)
@@ -184,26 +183,40 @@ def test_a_log_of_statements_is_an_error(alias: str, value: str, told: bool, set
     assert "django_outbox.E056" not in {each.id for each in run_checks(databases=[alias])}
 
 
-# -- PostgreSQL ------------------------------------------------------------------------------------
+# -- settings of a role or a session ---------------------------------------------------------------
+
+ODD = {
+    "postgres": r"array_nulls=off; standard_conforming_strings=off; DateStyle=German; "
+    r"IntervalStyle=sql_standard; TimeZone=Asia/Kathmandu; bytea_output=escape; "
+    r"transform_null_equals=on; quote_all_identifiers=on; extra_float_digits=-15; "
+    r"default_transaction_isolation=repeatable\ read; enable_indexscan=off",
+    "mysql": "sql_mode = 'ANSI'; sql_mode = 'NO_BACKSLASH_ESCAPES,PAD_CHAR_TO_FULL_LENGTH'; "
+    "sql_mode = 'TRADITIONAL,ONLY_FULL_GROUP_BY,NO_ZERO_DATE'; sql_select_limit = 1000; "
+    "time_zone = '+05:45'; group_concat_max_len = 4; sql_auto_is_null = 1",
+}
 
 
-@on_postgres
+@pytest.mark.skipif(databases.vendor() == "sqlite", reason="SQLite has no server")
 @outside
 @by_whom
-@pytest.mark.parametrize("key", [None, "k"], ids=["plain", "keyed"])
-def test_no_statement_depends_on_array_nulls(
-    key: str | None, by_drain: bool, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("odd", ODD["mysql" if MYSQL else "postgres"].split("; "))
+def test_no_statement_depends_on_a_setting(
+    odd: str, by_drain: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
+    given = {"init_command": f"SET SESSION {odd}"} if MYSQL else {"options": f"-c {odd}"}
     with (
-        options(options="-c array_nulls=off"),
+        options(**given),
         listening(failing_with("boom"), retry=TWICE),
         listening(lambda event: None, "order.done"),
         listening(lambda event: outbox.Dead("over"), "order.over"),
     ):
-        write(3, key=key)
-        write(3, "order.done", key=key)
-        write(3, "order.over", key=key)
-        deliver(until={"DEAD": 6, "DONE": 3}, by_drain=by_drain)
+        for key in (None, "k"):
+            write(3, key=key)
+            write(3, "order.done", key=key)
+            write(3, "order.over", key=key)
+        deliver(until={"DEAD": 12, "DONE": 6}, by_drain=by_drain)
+        assert OutboxEvent.objects.filter(event_type="order.over").discard() == 6
+        assert OutboxEvent.objects.dead().replay() == 6
+        deliver(until={"DEAD": 6, "DONE": 6}, by_drain=by_drain)
     assert "failed error" not in caplog.text
     assert None not in [each.milliseconds for each in histories() if each.kind == "dead"]
-    assert len(histories()) == 9

@@ -58,10 +58,4 @@ def test_no_error_is_empty(
     line = caplog.records[0].getMessage()
     assert line.startswith(f"{outcome} event_id=a ")
     assert f"{line} ".count("= ") == 0
-
-
-def test_an_error_without_a_message_is_its_class() -> None:
-    assert [first_line(each) for each in (LookupError(), ValueError("no\nmore"))] == [
-        "LookupError",
-        "no",
-    ]
+    assert [*map(first_line, (LookupError(), ValueError("no\nmore")))] == ["LookupError", "no"]

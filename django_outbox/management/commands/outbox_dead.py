@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from argparse import ArgumentParser
-from collections.abc import Iterator
 from datetime import datetime
 from typing import Any, Final
 
@@ -12,7 +11,7 @@ from django.core.management.base import CommandError
 from django.core.serializers.json import DjangoJSONEncoder
 from django.db import connections
 
-from ...inspection.causes import MAX_GROUPS, Causes, load_causes
+from ...inspection.causes import MAX_GROUPS, load_causes
 from ...models import OutboxEvent, OutboxQuerySet
 from ...sql import dialect_of
 from .. import arguments as cli
@@ -72,7 +71,9 @@ class Command(OutboxCommand):
         found = load_causes(rows.db, limit, rows=some)
         causes = [each for each in found.causes if options["cause"] in (None, each.digest)]
         listed = [each.as_row() for each in causes]
-        self.print(options["format"], listed, _lines(listed, found))
+        others = f"further causes: {found.others}; show more with --limit"
+        lines = [*table(listed)] or ["No event is dead."]
+        self.print(options["format"], listed, lines + [others] * bool(found.others))
 
     def _show(self, rows: OutboxQuerySet, options: dict[str, Any], now: datetime) -> None:
         """Print all columns of the named events, each delivery by itself."""
@@ -115,14 +116,6 @@ class Command(OutboxCommand):
         if not count:
             raise CommandError(text)
         self.stdout.write(text)
-
-
-def _lines(rows: list[dict[str, Any]], found: Causes) -> Iterator[str]:
-    if not rows:
-        yield "No event is dead."
-    yield from table(rows)
-    if found.others:
-        yield f"further causes: {found.others}; show more with --limit"
 
 
 def _columns_of(event: OutboxEvent) -> dict[str, Any]:

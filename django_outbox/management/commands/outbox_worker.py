@@ -94,7 +94,9 @@ class Command(OutboxCommand):
                 raise CommandError(problem)
         log_to_console(as_json=options["format"] == "json")
         if options["once"]:
-            delivered = self._drain(aliases, options["max_events"], queues)
+            delivered, most = 0, options["max_events"] or None
+            for alias in aliases:
+                delivered += drain(using=alias, limit=most and most - delivered, queues=queues)
             self.stdout.write(f"delivered {delivered}")
             return
         # With --reload, a parent starts the process that delivers.
@@ -109,14 +111,6 @@ class Command(OutboxCommand):
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)  # a listener stuck in a thread must not keep the process alive
-
-    def _drain(self, aliases: list[str], most: int | None, queues: list[str] | None) -> int:
-        """Deliver due events, at most ``most`` over all databases; return how many."""
-        delivered = 0
-        for alias in aliases:
-            limit = most - delivered if most else None
-            delivered += drain(using=alias, limit=limit, queues=queues)
-        return delivered
 
     def _run(self, aliases: list[str], queues: list[str] | None, options: dict[str, Any]) -> int:
         processes = options["processes"] or current().PROCESSES
