@@ -15,7 +15,6 @@ from . import log  # noqa: F401 - from now on, the package's logger never raises
 from .conf import current, problems
 from .exceptions import ListenerAlreadyRegistered
 from .listeners import registry
-from .signals import event_written
 
 
 class OutboxConfig(AppConfig):
@@ -25,17 +24,16 @@ class OutboxConfig(AppConfig):
 
     def ready(self) -> None:
         from . import checks  # noqa: F401 - registers them; needs models
-        from .process import embedded
         from .relays.relay import register
 
         if not problems():  # otherwise the checks report what is wrong
             discover(current().LISTENER_MODULE)
             load_task_backends()
             register()
-            if current().EMBEDDED:
+            if current().EMBEDDED or (settings.DEBUG and sys.argv[1:2] == ["runserver"]):
+                from .process import embedded
+
                 embedded.install()
-            elif settings.DEBUG and sys.argv[1:2] == ["runserver"]:
-                event_written.connect(embedded.advise)
 
 
 def load_task_backends() -> None:

@@ -22,7 +22,6 @@ from django.db import OperationalError, connection, transaction
 import django_outbox as outbox
 from django_outbox.models import OutboxEvent, OutboxWorker
 from django_outbox.process import embedded
-from django_outbox.signals import event_written
 from django_outbox.writing.hot_queue import hot_queues
 from tests.fleet import wait_until
 from tests.reach.children import Child, Site, holds_a_database, is_alive, nothing_is_left
@@ -186,7 +185,7 @@ def test_at_exit_what_runs_is_finished_and_the_rest_released(
 
 def test_a_development_server_says_once_that_events_wait(caplog: pytest.LogCaptureFixture) -> None:
     def times_advised() -> int:
-        event_written.connect(embedded.advise)
+        embedded.install()
         caplog.clear()
         for _ in range(2):
             with transaction.atomic():

@@ -14,6 +14,7 @@ from typing import Any
 from django.core.signals import request_started
 from django.db import connections, router
 
+from ..conf import current
 from ..models import OutboxEvent, live_workers
 from ..signals import event_written
 from ..worker.worker import Worker
@@ -30,7 +31,13 @@ _to_restart: list[str] = []  # aliases whose workers a fork stopped; used only b
 
 
 def install() -> None:
-    """Have the first use of the hot queue start a worker; nothing is started here."""
+    """Have the first use of the hot queue start a worker; nothing is started here.
+
+    Without ``OUTBOX["EMBEDDED"]``, have the first write of a development server log what to do.
+    """
+    if not current().EMBEDDED:
+        event_written.connect(advise)
+        return
     hot_queues.start_worker = start
     request_started.connect(_at_request, dispatch_uid="django_outbox.embedded")
     request_started.connect(_at_first_request, dispatch_uid="django_outbox.embedded.signals")
