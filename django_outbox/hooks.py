@@ -218,8 +218,7 @@ def _hook(path: str, cls: Any) -> object:
 @until_changed
 def context_providers() -> tuple[Callable[[], Mapping[str, str] | None], ...]:
     """Return the callables that ``CONTEXT_PROVIDERS`` names."""
-    expected = "an ordinary function that takes nothing and returns a dict of str to str"
-    return _callables("CONTEXT_PROVIDERS", expected)
+    return _callables("CONTEXT_PROVIDERS", "an ordinary function that returns a dict of str to str")
 
 
 def context() -> dict[str, str]:
