@@ -48,7 +48,9 @@ class Workers(Fleet):
 @pytest.fixture
 def workers(database_env: dict[str, str], tmp_path: Path) -> Iterator[Workers]:
     workers = Workers(database_env, tmp_path)
+    hangup = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup they would ignore it, too
     yield workers
+    signal.signal(signal.SIGHUP, hangup)
     workers.kill_all()
     sys.stdout.write(workers.log.read_text()[-6000:])  # pytest shows this if a test fails
 
