@@ -49,8 +49,8 @@ def insert_named(count: int) -> None:
     leased, later = {"locked_by": "w", "locked_at": NOW}, due + timedelta(hours=1)
     parked = parked_queue(PAUSE + 1)
     OutboxPause.objects.create(pk=PAUSE, kind="event_type", name="other", paused_at=NOW)
-    for name in ("away", "hooks", "relay"):
-        OutboxPause.objects.create(kind="breaker", name=name, paused_at=NOW, until=due)
+    for pk, name in enumerate(("away", "hooks", "relay"), start=PAUSE + 2):
+        OutboxPause.objects.create(pk=pk, kind="breaker", name=name, paused_at=NOW, until=due)
     states: dict[str, dict[str, Any]] = {
         "held": {"available_at": due, **leased},
         "free": {"available_at": later, "stream": "?d1:a", "seq": 1},
