@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -16,6 +19,7 @@ from django_outbox.listeners import registry
 from django_outbox.models import OutboxEvent, OutboxPause
 from django_outbox.relays import BrokerUnavailable, Unconfirmed
 from django_outbox.relays.relay import relays
+from django_outbox.relays.session import THREAD_NAME, EventLoopThread
 from django_outbox.signals import breaker_opened, relay_published
 from django_outbox.worker import pauses as worker_breaker
 from tests.relay_backend import BROKER, Awaited
@@ -418,3 +422,23 @@ def test_without_an_event_to_probe_with_it_is_checked_again() -> None:
         checked, BROKER.check_error = BROKER.checked, None
         wait_until(lambda: breaker() is None)
         assert BROKER.checked > checked
+
+
+def test_a_connection_ends_although_its_client_swallows_the_cancellation() -> None:
+    """As that of NATS does while its server does not answer."""
+    tasks: list[asyncio.Task[None]] = []
+
+    async def send() -> None:
+        while True:
+            with suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+
+    async def begin() -> None:
+        tasks.append(asyncio.ensure_future(send()))
+        await asyncio.sleep(0)
+
+    loop = EventLoopThread()
+    loop.run(begin(), timeout=10)
+    loop.stop()
+    assert THREAD_NAME not in [each.name for each in threading.enumerate()]
+    assert not tasks[0].done()

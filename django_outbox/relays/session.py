@@ -20,7 +20,7 @@ from .backend import Backend, Message, Outcome, Together, Unconfirmed, is_refusa
 logger = logging.getLogger("django_outbox")
 
 THREAD_NAME: Final = "outbox-relay"
-SETTLE: Final = 0.1  # seconds for tasks to see that their connection has ended
+SETTLE: Final = 0.1  # seconds for tasks to see that their connection, or their loop, ends
 OVERTIME = 1.0  # seconds that an async ``publish`` gets beyond its deadline before it is cancelled
 OPEN_TIMEOUT = 10.0  # seconds; an async ``open`` or ``check`` that takes longer is cancelled
 CLOSE_TIMEOUT = 5.0  # seconds
@@ -218,7 +218,8 @@ async def _end(loop: _Loop) -> None:
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for each in others:
         each.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
+    if others:  # a client may swallow the cancellation, and wait again
+        await asyncio.wait(others, timeout=SETTLE)
     loop.call_soon(loop.stop)
 
 
