@@ -215,9 +215,8 @@ class EventLoopThread:
 async def _end(loop: _Loop) -> None:
     for transport in loop.transports:
         transport.abort()
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for each in others:
-        each.cancel()
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    others = [each for each in tasks if each.cancel()]
     if others:  # a client may swallow the cancellation, and wait again
         await asyncio.wait(others, timeout=SETTLE)
     loop.call_soon(loop.stop)
