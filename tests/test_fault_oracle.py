@@ -522,7 +522,7 @@ SAID = log.read(
 1.100 11 WARNING listener cancelled, event handed back event_id=b event_type=t listener='t' seconds=9
 Traceback (most recent call last):
 1.200 22 WARNING listener runs longer than its timeout event_id=c event_type=t listener='t' seconds=1
-1.300 22 WARNING retry event_id=c event_type=t attempt=1 error=django_outbox.exceptions.ListenerTimeout
+1.300 22 WARNING retry event_id=c event_type=t attempt=1 error=django_outbox.exceptions.ListenerTimeout unlogged=0
 1.400 22 WARNING listener runs longer than its timeout event_id=d event_type=t listener='t' seconds=1
 1.500 22 WARNING retry event_id=d event_type=t attempt=1 error=ValueError
 1.600 22 WARNING rescued event_id=e event_type=t listener='t' rescues=1

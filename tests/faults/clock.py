@@ -18,3 +18,12 @@ class Formatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         return f"{now():.3f} {record.process} {record.levelname} {super().format(record)}"
+
+
+class Evidence(logging.Filter):
+    """Lets through what is of level INFO or above, and each retry after a timeout."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno > logging.DEBUG:
+            return True
+        return str(record.msg).startswith("retry ") and ".ListenerTimeout" in str(record.args)

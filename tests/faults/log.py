@@ -57,7 +57,7 @@ def write_offs(said: Iterable[Said]) -> Iterator[Fault]:
         place = (line.pid, line.event_id)
         if line.text.startswith("listener runs longer than its timeout "):
             overdue[place] = line
-        elif line.text.endswith(".ListenerTimeout") and (since := overdue.pop(place, None)):
+        elif ".ListenerTimeout unlogged=" in line.text and (since := overdue.pop(place, None)):
             yield _fault(WRITE_OFF, since, since.at)
 
 

@@ -25,6 +25,9 @@ LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
     "formatters": {"line": {"()": "tests.faults.clock.Formatter"}},
-    "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
-    "loggers": {"django_outbox": {"handlers": ["stderr"], "level": "INFO"}},
+    "filters": {"evidence": {"()": "tests.faults.clock.Evidence"}},
+    "handlers": {
+        "stderr": {"class": "logging.StreamHandler", "formatter": "line", "filters": ["evidence"]}
+    },
+    "loggers": {"django_outbox": {"handlers": ["stderr"], "level": "DEBUG"}},
 }
