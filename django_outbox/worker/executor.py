@@ -179,6 +179,11 @@ class Executor:
         self.stopping = True
         self.gate.ready.wake(len(self._seats))
 
+    @property
+    def taken(self) -> int:
+        """How many events its threads have taken from the ready queue and not begun."""
+        return sum(len(each.taken) for each in self._seats)
+
     def is_stopping(self) -> bool:
         """Return whether no other event may be started."""
         return self.stopping

@@ -279,12 +279,14 @@ class Worker:
         self._engine.wakeup.poll()
 
     def depths(self) -> dict[str, int]:
-        """Return how many events are ``hot`` (offered), ``cold`` (not started) and ``held``.
+        """Return how many events are ``hot`` (offered), ``cold`` (not begun) and ``held``.
 
         ``held`` counts all events that are claimed and not settled, including the cold ones.
         """
-        hot, held = sum(len(each.offers) for each in self._gates), len(self._held)
-        return {"hot": hot, "cold": max(held - len(self._held.running()), 0), "held": held}
+        hot = sum(len(each.offers) for each in self._gates)
+        cold = sum(len(each.ready) + self._held.load(each.name).followers for each in self._gates)
+        cold += sum(each.taken for each in self._executors)
+        return {"hot": hot, "cold": cold, "held": len(self._held)}
 
     @property
     def lost_threads(self) -> tuple[str, ...]:

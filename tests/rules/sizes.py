@@ -16,7 +16,7 @@ from pathlib import Path
 from tests.rules import Rule, Text
 
 CODE_LINES = {
-    "django_outbox": 22_257,
+    "django_outbox": 22_262,
     "django_outbox/admin": 2_321,
     "django_outbox/relays": 2_284,
     "django_outbox/sql": 2_000,
