@@ -239,7 +239,7 @@ class Lease(msgspec.Struct, kw_only=True, eq=False, gc=False):
         return found
 
 
-NOTHING: list[Lease] = []  # never changed; a list for each row that is held kept collecting garbage
+NOTHING: list[Lease] = []  # shared and never changed: a list for each row cost garbage collection
 
 
 def row_run(row: Sequence[Any], *, deadline: float, me: str) -> Run:

@@ -82,7 +82,7 @@ def serve(
     **options: Any,
 ) -> int:
     """Run one worker per alias; return the exit code. The process must end right afterwards."""
-    gc.freeze()  # to look through all that Django has loaded took 5 % of a drain
+    gc.freeze()  # each full collection walked through all that Django has loaded
     workers = [Worker(using=alias, **options) for alias in aliases]
     try:
         with _serving(metrics):

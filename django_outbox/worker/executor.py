@@ -57,7 +57,7 @@ class Seat:
                 self._take()
                 while self.taken and not self._executor.stopping:
                     self._work(self.taken.popleft())
-                    while self._followers:
+                    while self._followers and not self._executor.stopping:
                         self._work(self._followers.pop())
             self._gate.ready.put_again(*self.taken)
         except CallAbandoned:
