@@ -491,6 +491,15 @@ class Rig:
         pid = found.get(event_id)
         return pids.index(pid) if pid in pids else None
 
+    def wait_until_busy(self, number: int) -> None:
+        """Wait until an event runs in a worker."""
+        pid = self.workers[number].pid
+        wait_until(
+            lambda: pid in witness.running(witness.heard(self.witness)).values(),
+            within=60,
+            what="an event runs in the worker",
+        )
+
     def wait_until_running(self, ids: Collection[str]) -> None:
         """Wait until each of these runs in a worker that was not replaced."""
         wait_until(

@@ -97,6 +97,7 @@ def suspended(rig: Rig) -> None:
         work=(0.2, 0.4),
     )
     for number in rig.schedule(times, (1.0, 1.5)):
+        rig.wait_until_busy(number % 2)
         rig.suspend(number % 2, 2 * lease)
     rig.wait_for_writers()
     rig.settle_down()

@@ -41,7 +41,7 @@ BATCH, THREADS = 100, 2  # messages of a call; threads of a relay in a process
 LEASE = 3.0  # seconds: twice as long as anything is waited for
 BURST = 1000  # events that are on their way when a broker is killed
 # Of workers, not of the broker: started, ended, found lost.
-OF_WORKERS = re.compile(r"INFO |rescued |worker ")
+OF_WORKERS = re.compile(r"INFO |DEBUG |rescued |worker ")
 
 
 @scenario(*ALL, small=SMALL)
@@ -170,7 +170,8 @@ class Found:
     """What was measured in the outages."""
 
     back: list[tuple[float, str]] = field(default_factory=list)  # seconds until events flowed again
-    lines: list[float] = field(default_factory=list)  # logged, of all workers, a minute
+    # Logged in each, of all workers, a minute; and the lines.
+    lines: list[tuple[float, list[str]]] = field(default_factory=list)
 
 
 def strike(rig: Rig, broker: Broker, way: Relay, kind: str, found: Found) -> None:
@@ -217,7 +218,7 @@ def outage(
         ]
         waiting = [*write(rig, 20), *oldest(20)]  # after two minutes there are many thousands
         come()
-    found.lines.append(len(lines) / max(seconds / 60, 1))
+    found.lines.append((len(lines) / max(seconds / 60, 1), lines))
     came = clock.now()
     wait_until(lambda: flowed(0, waiting), within=60, what="events flow again")
     found.back.append((round(clock.now() - came, 2), kind))
@@ -310,7 +311,9 @@ def measure(rig: Rig, broker: Broker, found: Found, spent: int) -> None:
     rig.measure("lines on breakers that opened", opened, least=1)
     print(f"until events flowed again: {sorted(found.back)}", file=sys.stderr)
     rig.measure("until events flowed again, s", max(found.back)[0], most=broker.back, timed=True)
-    rig.measure("log lines a minute in an outage", max(found.lines), most=broker.lines)
+    a_minute, lines = max(found.lines)
+    rig.measure("log lines a minute in an outage", a_minute, most=broker.lines)
+    rig.figures[-1].examples = lines[:9]
     rig.measure(
         "95 % of the neighbours' waits, s", waits(evidence, runs, ("plain",)), most=1, timed=True
     )
