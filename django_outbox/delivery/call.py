@@ -26,7 +26,7 @@ from ..listeners.outcomes import Failure
 from ..listeners.registry import Listener
 from ..signals import announce, listener_overdue
 from ..sql import dialect_of
-from .decide import checked
+from .decide import checked, thread_limit
 from .interceptors import ends_drain, intercept
 from .lease import Lease
 
@@ -41,7 +41,7 @@ class CallAbandoned(BaseException):
 
 
 class NotBegun(Exception):
-    """The transaction of a call could not begin, so that the listener was not called."""
+    """The process lacked what a call needs: its transaction could not begin, or a thread start."""
 
 
 class NotOurs(Exception):
@@ -173,7 +173,7 @@ class Call:
         except BaseException as error:  # SystemExit too: no listener ends the worker
             if ends_drain(error):
                 raise
-            answer = error
+            answer = NotBegun() if thread_limit.refused(error) else error
         self.has_returned = self._ended is None or self.end()
         if not self.has_returned:
             raise CallAbandoned
@@ -207,7 +207,7 @@ class Call:
         except BaseException as error:
             if lease.cancelled and isinstance(error, asyncio.CancelledError):
                 raise
-            return error
+            return NotBegun() if thread_limit.refused(error) else error
         finally:
             self.count(monotonic() - self.started, lease.clock - began)
 

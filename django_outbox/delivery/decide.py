@@ -6,8 +6,10 @@ import logging
 import traceback
 from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 from typing import Any
 
+from ..clocks import monotonic
 from ..exceptions import BrokerUnavailable, PayloadError, RetryAfter, Unrecoverable
 from ..listeners import retry
 from ..listeners.outcomes import DONE, Dead, Decision, Defer, Done, Failure, Status
@@ -21,6 +23,8 @@ REASON_LENGTH = 200  # characters of why a broker cannot be reached
 ALONE_DELAY = 0.2  # seconds until an event's own call after the last one that it shared
 UNAVAILABLE_DELAY = 1.0  # seconds; the circuit breaker, which opens at once, is what makes it wait
 ERROR_DELAY = 5.0  # seconds to the next delivery after an error that is not a listener's
+NO_THREAD = "can't start new thread"  # the words of CPython
+REFUSED_FOR = 3 * ERROR_DELAY  # seconds that a worker is not ready after it lacked a thread
 
 
 def decide(
@@ -151,6 +155,30 @@ def clean(text: str) -> str:
     """Strip what no database stores, NUL characters and lone surrogates, and truncate."""
     text = text.replace("\0", "").encode("utf-8", "replace").decode()
     return text[:ERROR_LENGTH]
+
+
+class ThreadLimit:
+    """Whether the process could start no thread lately: its container or user may have no more."""
+
+    refused_at = -inf  # monotonic
+
+    def refused(self, error: BaseException) -> bool:
+        """Return whether an error says that no thread could be started; log the first of many."""
+        if not isinstance(error, RuntimeError) or error.args != (NO_THREAD,):
+            return False
+        if self.unready_reason is None:
+            logger.error("no thread could be started error=%s", error)
+        self.refused_at = monotonic()
+        return True
+
+    @property
+    def unready_reason(self) -> str | None:
+        """Return a reason if a thread was refused lately."""
+        is_recent = monotonic() - self.refused_at < REFUSED_FOR
+        return f"no thread could be started: {NO_THREAD}" if is_recent else None
+
+
+thread_limit = ThreadLimit()
 
 
 class WrongAnswer(TypeError):

@@ -211,7 +211,11 @@ class DeliveryThread(Executor):
             self._pool = ThreadPoolExecutor(
                 1, f"outbox-{self._alias}-async", initializer=self._guard_connections
             )
-        return self._pool.submit(fn, *args, **kwargs)
+        try:
+            return self._pool.submit(fn, *args, **kwargs)
+        except RuntimeError:  # it could not be started, so there is nothing in it to close
+            self._pool = None
+            raise
 
     async def __aenter__(self) -> DeliveryThread:
         await self._context.__aenter__()  # type: ignore[no-untyped-call]

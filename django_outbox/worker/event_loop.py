@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 
 from django.db import connections
 
+from ..delivery.decide import thread_limit
 from ..delivery.lease import Lease
 from ..log import report_quietly
 from ..queue_settings import DEFAULT_QUEUE
@@ -45,6 +46,7 @@ class EventLoop:
         self.at_end = ExitStack()  # what is to be called when it has ended
         self._tasks: WeakKeyDictionary[asyncio.Task[Any], Lease] = WeakKeyDictionary()
         self.stopping = False
+        self._late = set[Callable[[], None]]()  # to be called once the thread could be started
         self._thread = threading.Thread(
             target=self._run, name=thread_name(alias, DEFAULT_QUEUE, "loop"), daemon=True
         )
@@ -56,6 +58,8 @@ class EventLoop:
         """Have the loop call ``act``; start its thread if need be, but not during a stop."""
         if self._thread.ident is not None or self._start():
             self._loop.call_soon_threadsafe(act)
+        else:
+            self._late.add(act)
 
     def _start(self) -> bool:
         with self._lock:
@@ -63,7 +67,11 @@ class EventLoop:
                 self._loop = asyncio.new_event_loop()
                 self._loop.set_exception_handler(report_quietly)
                 self._loop.set_task_factory(self._make_task)  # type: ignore[arg-type]
-                self._thread.start()
+                try:
+                    self._thread.start()
+                except RuntimeError as error:
+                    self._loop.close()
+                    thread_limit.refused(error)
             return self._thread.ident is not None
 
     def create(self, delivery: Coroutine[Any, Any, None], lease: Lease) -> asyncio.Task[None]:
@@ -109,11 +117,13 @@ class EventLoop:
         return f"{self._thread.name} has ended" if ended else None
 
     def unready_reason(self, longest: float) -> str | None:
-        """Return a reason if the loop has been blocked for ``STUCK_AFTER`` seconds."""
-        return self._watch.unready_reason
+        """Return a reason if the loop has been blocked for ``STUCK_AFTER``, or lacks a thread."""
+        return self._watch.unready_reason or thread_limit.unready_reason
 
     def watch(self) -> None:
         """Check whether the loop is blocked; the watchdog calls it a few times a second."""
+        while self._late and self._start():
+            self._loop.call_soon_threadsafe(self._late.pop())
         if self._thread.is_alive():
             self._watch.check(self._loop, self._thread)
 

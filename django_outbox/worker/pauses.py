@@ -268,13 +268,15 @@ class Breaker:
             lease = CHECK_LEASE if is_check else self._held.lease
             if not (yield ask("probe_breaker", queue=queue, lease=lease)):
                 return False
-            self._trial = Trial(monotonic() + START_TIME, is_check)
+            trial = Trial(monotonic() + START_TIME, is_check)
             if not is_check:
+                self._trial = trial
                 self._probe_pause = min(max(2 * self._probe_pause, PROBE_PAUSE), LONGEST_PAUSE)
                 self._probe_at = monotonic() + self._probe_pause
                 return True
-            name, given = f"outbox-check-{queue}", (self._trial,)
+            name, given = f"outbox-check-{queue}", (trial,)
             threading.Thread(target=self._run_check, name=name, args=given, daemon=True).start()
+            self._trial = trial  # not if no thread could be started
         return False
 
     def _run_check(self, trial: Trial) -> None:
