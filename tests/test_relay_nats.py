@@ -279,6 +279,23 @@ def test_permissions(start: Any) -> None:
     assert "wr0ng" not in str(raised.value)
 
 
+ACCOUNT = "accounts {A {users: [{user: a, password: a}], limits: {max_conn: 1}}}"
+
+
+@pytest.mark.parametrize("limit", ["", ACCOUNT], ids=["server", "account"])
+def test_a_server_that_takes_no_more_connections_is_quoted(start: Any, limit: str) -> None:
+    broker = start(jetstream=False, config=limit or "max_connections: 1")
+    said = "refused the connection: maximum .*connections exceeded"
+    options = {"user": "a", "password": "a"} if limit else {}
+    with opened(JetStream(servers=broker.url, **options)):
+        for _ in range(5):
+            with (
+                pytest.raises(BrokerUnavailable, match=said),
+                opened(JetStream(servers=broker.url, **options)),
+            ):
+                pass
+
+
 def test_a_server_without_jetstream(start: Any) -> None:
     """Its answer to a message is the same as that of one whose stream is missing."""
     broker = start(jetstream=False)

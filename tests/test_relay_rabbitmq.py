@@ -161,7 +161,7 @@ def test_a_user_without_permission_to_write(broker: brokers.RabbitMQ, consumer: 
     [
         ("secret", "", {}, "refused the login of 'guest'"),
         ("guest", "nowhere", {}, "NOT_ALLOWED - vhost nowhere not found"),
-        ("guest", "few", {}, "NOT_ALLOWED - .* connection limit"),
+        ("guest", "few", {}, "closed the connection: .*NOT_ALLOWED - .* connection limit"),
         ("guest", "", {"exchange": "missing", "declare": False}, "'missing'; declare it"),
     ],
     ids=["login", "vhost", "limit", "exchange"],
@@ -177,6 +177,25 @@ def test_what_is_missing_is_named(
     with pytest.raises(BrokerUnavailable, match=said) as raised:
         opened(RabbitMQ(url=url, **options)).__enter__()
     assert "secret" not in str(raised.value)
+
+
+def test_a_user_with_one_connection_and_channel(
+    broker: brokers.RabbitMQ, consumer: Consumer
+) -> None:
+    """The check needs no more than a batch does; one that may have no channel says so."""
+    limits = '{"max-connections": 1, "max-channels": %d}'
+    backend = consumer.backend(url=broker.user_url("limited"))
+    try:
+        broker.control("set_user_limits", "limited", limits % 1)
+        with opened(backend) as session:
+            session.run(session.backend.check, timeout=10)
+            assert publish(session, messages(1)) == [None]
+        broker.control("set_user_limits", "limited", limits % 0)
+        said = "closed the connection: NOT_ALLOWED - number of channels .* limit"
+        with pytest.raises(BrokerUnavailable, match=said):
+            opened(consumer.backend(url=broker.user_url("limited"))).__enter__()
+    finally:
+        broker.control("clear_user_limits", "limited", "all")
 
 
 # --- the exchange ---------------------------------------------------------------------------------

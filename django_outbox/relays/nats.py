@@ -36,6 +36,7 @@ DOMAIN: Final = re.compile(r"[A-Za-z0-9_-]+")
 SUBJECT: Final = re.compile(r"[^\s.*>\x00-\x20\x7f]+(?:\.[^\s.*>\x00-\x20\x7f]+)*")
 RESERVED: Final = ("$JS.", "$SYS.", "_INBOX.")  # a message there is a command, or an answer
 DENIED: Final = re.compile(r'permissions violation for publish to "(.*?)"', re.IGNORECASE)
+SAID: Final = re.compile(r"nats: '(.*)'")  # by the server
 # Error codes of JetStream that concern its account, server or cluster, whatever the message.
 FULL: Final = (10002, 10023, 10028, 10047)  # the account, resources, memory, storage
 LEADERLESS: Final = (10007, 10008, 10009, 10035, 10039, 10041, 10076)  # or it is not enabled
@@ -255,5 +256,7 @@ class JetStream(Backend):
         if isinstance(error, asyncio.TimeoutError):
             deaf = self._connection.deaf
             return f"{self._connection} did not answer in time{deaf and f': {deaf}'}"
+        if said := SAID.fullmatch(text):
+            return f"{self._connection} refused the connection: {said[1]}"
         text = self._connection.last_error or text or type(error).__name__
         return f"{self._connection} cannot be reached: {text}"

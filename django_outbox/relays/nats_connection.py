@@ -88,26 +88,38 @@ class Connection:
 
     async def open(self) -> None:
         """Connect to one of the servers; raise what the last of them said if none is there."""
-        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         for index, server in enumerate(random.sample(self._servers, len(self._servers)), start=1):
-            self.client = _Client()
-            url, options = self._way(server)
             try:
-                await self.client.connect(
-                    url,
-                    allow_reconnect=False,
-                    max_reconnect_attempts=1,
-                    reconnect_time_wait=0,
-                    error_cb=self._note,
-                    closed_cb=self._closed,
-                    **options,
-                )
-            except FAULTS:
-                await self.close()
-                if index == len(self._servers):
-                    raise
+                await self._connect(server)
+            except FAULTS as error:
+                if index < len(self._servers):
+                    continue
+                if isinstance(error, ConnectionError):
+                    # A server that has max_connections says so and closes the connection. The
+                    # client reads that only if it waits for an answer to its login.
+                    await self._connect(server, verbose=True)
+                    await self.close()
+                raise
             else:
                 return
+
+    async def _connect(self, server: str, **more: Any) -> None:
+        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.client = _Client()
+        url, options = self._way(server)
+        try:
+            await self.client.connect(
+                url,
+                allow_reconnect=False,
+                max_reconnect_attempts=1,
+                reconnect_time_wait=0,
+                error_cb=self._note,
+                closed_cb=self._closed,
+                **{**options, **more},
+            )
+        except FAULTS:
+            await self.close()
+            raise
 
     def _needs_tls(self, server: str) -> bool:
         if server.startswith("wss://"):  # TLS comes before anything else there

@@ -45,6 +45,7 @@ LOGIN: Final = "{broker} refused the login of {user!r}: {text}"
 REASONS: Final = {
     exceptions.AuthenticationError: LOGIN,
     exceptions.ProbableAuthenticationError: LOGIN,
+    exceptions.ConnectionClosed: "{broker} closed the connection: {text}",
     exceptions.ChannelNotFoundEntity: "{broker} has no exchange {exchange!r}; declare it: {text}",
     exceptions.ChannelAccessRefused: "{broker} refused {user!r} a permission: {text}",
     exceptions.ChannelPreconditionFailed: "The exchange {exchange!r} of {broker} is not a durable "
@@ -134,9 +135,10 @@ class RabbitMQ(Backend):
         """Ask whether the exchange is there and the broker takes messages.
 
         During an alarm RabbitMQ answers everything but a publish. So this publishes a message that
-        no queue can take, which the broker returns.
+        no queue can take, which the broker returns. It needs no more connections and channels than
+        a batch, which may be as many as the user may have.
         """
-        connection = Connection(self._address)
+        connection = await self._connection(OPEN_TIMEOUT)
         try:
             await asyncio.wait_for(self._probe(connection), PROBE_TIMEOUT)
         except BROKEN as error:
@@ -193,12 +195,15 @@ class RabbitMQ(Backend):
         )
 
     async def _probe(self, connection: Connection) -> None:
-        await self._open(connection)
-        name, another = f"outbox-check-{uuid4()}", await connection.new_channel()
+        name = f"outbox-check-{uuid4()}"
         with suppress(exceptions.PublishError, exceptions.ChannelAccessRefused):  # both are answers
-            await another.basic_publish(b"", exchange="", routing_key=name, mandatory=True)
+            await connection.channel.basic_publish(
+                b"", exchange="", routing_key=name, mandatory=True
+            )
         if not self._exchange:
             return
+        if not connection.is_open:
+            await connection.new_channel()
         # The permission to write is needed for a binding, too; and one that is not there can be
         # removed. The broker looks at it first, and then at the other end, which is missing.
         try:

@@ -82,10 +82,11 @@ class Connection:
             self._address.url, context=self._address.ssl_context, transport_factory=self._transports
         )
         await self._client.connect(self._address.client_properties)
-        self.channel = await self.new_channel()
+        await self.new_channel()
 
-    async def new_channel(self) -> Any:
-        return await self._client.channel(publisher_confirms=True, on_return_raises=True)
+    async def new_channel(self) -> None:
+        """Open a channel, the only one: the broker may have closed the one before."""
+        self.channel = await self._client.channel(publisher_confirms=True, on_return_raises=True)
 
     async def abort(self) -> None:
         """End the connection without its closing handshake."""
