@@ -18,6 +18,7 @@ MAX_IDS = 10_000  # of dead events, in the condition of a query
 WHOLE = ("utf8mb4", "gb18030")  # charsets that have every character
 WAITED = ((1205,), (1969,))  # errors: a lock wait timed out, or MariaDB's max_statement_time
 NO_SUCH_TABLE = 1146
+NOT_BY_KEY = 1175  # refused by a session with sql_safe_updates
 IDLE = 10  # seconds that a transaction of an engine thread may be idle
 
 
@@ -30,6 +31,18 @@ class MySQLServer(Upkeep, Inspection):
         "outbox_inbox": " AND received_at IS NOT NULL",
         "outbox_statistics": " AND id > 0",
     }
+
+    def _run(self, sql: str, params: Sequence[Any]) -> int:
+        try:
+            return super()._run(sql, params)
+        except OperationalError as error:  # it has changed nothing
+            if error.args[0] != NOT_BY_KEY:
+                raise
+        super()._run("SET sql_safe_updates = 0", [])
+        try:
+            return super()._run(sql, params)
+        finally:
+            super()._run("SET sql_safe_updates = 1", [])
 
     @contextmanager
     def time_limit(self, seconds: float) -> Iterator[None]:
@@ -91,7 +104,7 @@ class MySQLServer(Upkeep, Inspection):
         # Errors of listeners hold any character. What a column lacks is refused, and then stored in
         # ASCII; a session that is not strict would store question marks and say nothing.
         options["charset"] = "utf8mb4"
-        strict = "SET SESSION sql_mode = CONCAT(@@sql_mode, ',STRICT_TRANS_TABLES')"
+        strict = "SET sql_safe_updates = 0, sql_mode = CONCAT(@@sql_mode, ',STRICT_TRANS_TABLES')"
         # A worker that is suspended inside a transaction must not keep its locks. MySQL has no such
         # limit, and reads this as a comment.
         idle = f", wait_timeout = 86400 /*M!100300 , SESSION idle_transaction_timeout = {IDLE} */"

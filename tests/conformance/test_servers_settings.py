@@ -192,7 +192,8 @@ ODD = {
     r"default_transaction_isolation=repeatable\ read; enable_indexscan=off",
     "mysql": "sql_mode = 'ANSI'; sql_mode = 'NO_BACKSLASH_ESCAPES,PAD_CHAR_TO_FULL_LENGTH'; "
     "sql_mode = 'TRADITIONAL,ONLY_FULL_GROUP_BY,NO_ZERO_DATE'; sql_select_limit = 1000; "
-    "time_zone = '+05:45'; group_concat_max_len = 4; sql_auto_is_null = 1",
+    "time_zone = '+05:45'; group_concat_max_len = 4; sql_auto_is_null = 1; "
+    "sql_safe_updates = 1",
 }
 
 

@@ -16,13 +16,13 @@ from pathlib import Path
 from tests.rules import Rule, Text
 
 CODE_LINES = {
-    "django_outbox": 22_296,
+    "django_outbox": 22_308,
     "django_outbox/admin": 2_321,
     "django_outbox/relays": 2_284,
-    "django_outbox/sql": 2_000,
+    "django_outbox/sql": 2_012,
 }
 MODULES = 196  # of the package, migrations among them
-TEST_LINES = 71_155  # of all Python files below tests, comments and blank lines among them
+TEST_LINES = 71_233  # of all Python files below tests, comments and blank lines among them
 PAGES, WORDS = 60, 90_000  # below docs
 NO_CODE = {
     tokenize.COMMENT,
