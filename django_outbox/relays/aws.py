@@ -23,13 +23,11 @@ from botocore import exceptions
 from botocore.config import Config
 
 from ..exceptions import BrokerUnavailable, Unrecoverable
-from ..listeners.outcomes import Defer
 from .aws_messages import THROTTLED, Denied, Entry, entry_of, grouped, meaning, shown
-from .backend import Backend, Message, Outcome, Refused, Together
+from .backend import NOT_SENT, Backend, Message, Outcome, Refused, Together
 
 THREADS: Final = 8  # calls at a time
 CONNECT_SHARE: Final = 1 / 4  # of the timeout, for a connection; half of it is for the answer
-NOT_SENT: Final = Defer(0)  # its turn did not come before the deadline
 
 
 class _Client(Backend):

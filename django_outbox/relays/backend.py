@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from ..events import Event
 from ..exceptions import BrokerUnavailable
@@ -15,6 +15,7 @@ from ..listeners.outcomes import Dead, Defer
 # exception counts as raised for this event alone: BrokerUnavailable and Unconfirmed, RetryAfter,
 # Unrecoverable (dead at once), any other (the relay's retry policy decides).
 Outcome = BaseException | Defer | Dead | None
+NOT_SENT: Final = Defer(0)  # the turn of a message did not come before the deadline
 
 
 class Unconfirmed(Exception):

@@ -31,7 +31,7 @@ import httpx
 from ..exceptions import BrokerUnavailable, Unrecoverable
 from ..listeners.outcomes import Defer
 from . import http_hosts, http_messages
-from .backend import Backend, Message, Outcome, Refused, expect
+from .backend import NOT_SENT, Backend, Message, Outcome, Refused, expect
 from .http_hosts import Absence, AddressRefused, CheckedNetwork, UnknownHost, hosts
 from .http_messages import Headers, Keys, Request, Target
 
@@ -40,7 +40,6 @@ CONNECT_TIMEOUT: Final = 5.0  # seconds; less than the timeout of a relay, so th
 ANSWER_TIMEOUT: Final = 2.0  # seconds for the body of an answer, which is read to be shown only
 MAX_ANSWER: Final = 65_536  # bytes of it that are read; a longer one costs the connection
 GRACE: Final = 0.25  # seconds after the deadline for requests to end by themselves
-NOT_SENT: Final = Defer(0)  # its turn did not come before the deadline
 CUT: Final = (httpcore.ReadError, httpcore.WriteError, httpcore.RemoteProtocolError)
 
 

@@ -92,10 +92,6 @@ class CheckedNetwork:
                 return await self._network.connect_tcp(address, port, share, **options)
         return await self._network.connect_tcp(addresses[-1], port, share, **options)
 
-    async def sleep(self, seconds: float) -> None:
-        """Part of httpcore's interface."""
-        await asyncio.sleep(seconds)
-
     def close(self) -> None:
         """Give the threads up; one that waits for a name server ends with its answer."""
         self._resolvers.shutdown(wait=False, cancel_futures=True)

@@ -102,12 +102,8 @@ class Kafka(Backend):
 
     def open(self) -> None:
         """Start the client's threads and fetch the cluster's metadata."""
-        options = {
-            "logger": Quiet(Redaction(self._options)),
-            **self._options,
-            "error_cb": self._on_error,
-        }
-        self._producer = Producer(options)
+        quiet = Quiet(Redaction(self._options))
+        self._producer = Producer({"logger": quiet, **self._options, "error_cb": self._on_error})
         self.check()
 
     def prepare(self, message: Message) -> Message:
@@ -202,7 +198,7 @@ class Kafka(Backend):
             self._producer.purge()
             while not _is_complete(found) and monotonic() < end:
                 self._collect(self._producer.poll, WAIT)
-        elif any(_code(each) in PURGED for each in found):
+        elif any(isinstance(each, KafkaError) and each.code() in PURGED for each in found):
             # The client reports a fatal error after the messages that it has purged for it.
             while not self._gave_up and monotonic() < end:
                 self._collect(self._producer.poll, WAIT)
@@ -286,10 +282,6 @@ def _headers(message: Message) -> Mapping[str, str]:
 
 def _is_complete(found: Sequence[Any]) -> bool:
     return all(each is not NOT_REPORTED for each in found)
-
-
-def _code(report: Any) -> int | None:
-    return report.code() if isinstance(report, KafkaError) else None
 
 
 def _refused_by_client(error: KafkaError, message: Message) -> KafkaError | Unrecoverable:

@@ -92,16 +92,15 @@ class Connection:
             try:
                 await self._connect(server)
             except FAULTS as error:
-                if index < len(self._servers):
-                    continue
-                if isinstance(error, ConnectionError):
-                    # A server that has max_connections says so and closes the connection. The
-                    # client reads that only if it waits for an answer to its login.
-                    await self._connect(server, verbose=True)
-                    await self.close()
-                raise
+                if index == len(self._servers):
+                    if isinstance(error, ConnectionError):
+                        # A server that has max_connections says so and closes the connection. The
+                        # client reads that only if it waits for an answer to its login.
+                        await self._connect(server, verbose=True)
+                        await self.close()
+                    raise
             else:
-                return
+                break
 
     async def _connect(self, server: str, **more: Any) -> None:
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -20,11 +20,10 @@ from typing import Any, ClassVar, Final
 from uuid import uuid4
 
 from aiormq import exceptions, spec
-from pamqp.exceptions import PAMQPException
 
 from ..exceptions import BrokerUnavailable, Unrecoverable
 from .backend import Backend, Message, Outcome, Refused, Together, Unconfirmed, expect
-from .rabbitmq_connection import Address, Connection
+from .rabbitmq_connection import BROKEN, Address, Connection
 from .session import late
 
 PERSISTENT: Final = 2  # the delivery mode
@@ -32,19 +31,15 @@ EXCHANGE: Final = re.compile(r"[A-Za-z0-9\-_.:@#,/><]{0,127}")  # what the clien
 SHORT: Final = 255  # bytes, at most, of a routing key and a property
 NAME: Final = 128  # bytes, at most, of a header's name
 HEADER_ROOM: Final = 4096  # bytes of a header frame for all that is not the event's headers
-OPEN_TIMEOUT: Final = 5.0  # seconds
-PROBE_TIMEOUT: Final = 5.0  # seconds that the broker may take to answer a check
-# What a connection that breaks, is refused, or is not there in time raises.
-BROKEN: Final = (exceptions.AMQPError, PAMQPException, OSError, RuntimeError, asyncio.TimeoutError)
+OPEN_TIMEOUT: Final = 5.0  # seconds that the broker may take to accept a connection, or to answer
 BLOCKED: Final = (
     "{} has blocked the connection, as it does during a memory or disk alarm; see 'rabbitmqctl "
     "list_alarms'"
 )
 # Why the broker takes no messages, by what the client raises; in an operator's words.
-LOGIN: Final = "{broker} refused the login of {user!r}: {text}"
-REASONS: Final = {
-    exceptions.AuthenticationError: LOGIN,
-    exceptions.ProbableAuthenticationError: LOGIN,
+REASONS: Final[dict[Any, str]] = {
+    (exceptions.AuthenticationError, exceptions.ProbableAuthenticationError): "{broker} refused "
+    "the login of {user!r}: {text}",
     exceptions.ConnectionClosed: "{broker} closed the connection: {text}",
     exceptions.ChannelNotFoundEntity: "{broker} has no exchange {exchange!r}; declare it: {text}",
     exceptions.ChannelAccessRefused: "{broker} refused {user!r} a permission: {text}",
@@ -140,7 +135,7 @@ class RabbitMQ(Backend):
         """
         connection = await self._connection(OPEN_TIMEOUT)
         try:
-            await asyncio.wait_for(self._probe(connection), PROBE_TIMEOUT)
+            await asyncio.wait_for(self._probe(connection), OPEN_TIMEOUT)
         except BROKEN as error:
             if isinstance(error, asyncio.TimeoutError):
                 await connection.abort()

@@ -24,6 +24,8 @@ MANNER: Final = ("ssl_context", "client_properties")
 CLOSE_TIMEOUT: Final = 1.0  # seconds for the closing handshake
 CLIENTS: Final = ("aiormq.connection", "aiormq.channel")
 FAILED_SEND: Final = "socket.send() raised exception."  # the client writes on for a moment
+# What a connection that breaks, is refused, or is not there in time raises.
+BROKEN: Final = (AMQPError, PAMQPException, OSError, RuntimeError, asyncio.TimeoutError)
 BLOCKED_WITHIN: Final = 0.05  # seconds; a connection that is not ready by then is blocked
 
 
@@ -100,7 +102,7 @@ class Connection:
     async def close(self) -> None:
         """Close the connection; abort it if the broker does not answer."""
         try:
-            with suppress(AMQPError, PAMQPException, OSError, RuntimeError, asyncio.TimeoutError):
+            with suppress(*BROKEN):
                 if self._client is not None and not self._transports.is_aborted:
                     await asyncio.wait_for(self._client.close(), CLOSE_TIMEOUT)
         finally:

@@ -147,6 +147,4 @@ def _fields(message: Message) -> dict[Any, Any]:
     fields: dict[Any, Any] = {**message.headers}
     if "ce-specversion" in fields or message.content_type.startswith(STRUCTURED):
         fields["content-type"] = message.content_type
-    fields.pop("payload", None)  # a header of that name does not hide the payload
-    fields["payload"] = message.body
-    return fields
+    return {**fields, "payload": message.body}  # whatever the headers have of that name
