@@ -7,24 +7,30 @@ import json
 import re
 import socket
 import socketserver
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 import pytest
 from django.utils.module_loading import import_string
 
+import django_outbox as outbox
 from django_outbox import BrokerUnavailable, Unrecoverable
 from django_outbox.checks.relays import EXTRAS
 from django_outbox.relay_settings import FIELDS, FORMATS, KNOWN, RelaySettings
 from django_outbox.relays import Backend, Message
 from django_outbox.relays.envelope import message_of
 from django_outbox.testing import make_event
-from tests import samples
+from tests import brokers, samples
 from tests.cases import cases
 from tests.relay_messages import Client
+from tests.waiting import wait_until
 
 PAGE = "how-to/write-a-relay-backend.md"
 
@@ -114,6 +120,66 @@ def test_a_server_that_is_not_there(lines: Any) -> None:
         port = taken.getsockname()[1]
         with pytest.raises(BrokerUnavailable, match=rf"^127\.0\.0\.1:{port}: "):
             lines(host="127.0.0.1", port=port).open()
+
+
+# -- the how-to pages ------------------------------------------------------------------------------
+
+
+@contextmanager
+def relaying(page: str, broker: Any, port: int, settings: Any) -> Iterator[None]:
+    """Have the relay of a page, whose broker has a port, send to another."""
+    with samples.modules(page) as made:
+        (relay,) = made["settings"].OUTBOX["RELAYS"].values()
+    options = {
+        name: value.replace(f"localhost:{port}", f"127.0.0.1:{broker.port}")
+        for name, value in relay["OPTIONS"].items()
+        if isinstance(value, str)
+    }
+    settings.OUTBOX = {"RELAYS": {"orders": {**relay, "OPTIONS": options}}}
+    with samples.run(page, only="outbox.write"):
+        outbox.drain()
+        yield
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize(
+    ("name", "make", "port", "client"),
+    [
+        ("rabbitmq", brokers.RabbitMQ, 5672, "aio_pika"),
+        ("nats", brokers.Nats, 4222, "nats"),
+        ("kafka", brokers.Tansu, 9092, "confluent_kafka"),
+    ],
+)
+def test_the_page_ends_with_a_message_on_the_screen(
+    name: str, make: Any, port: int, client: str, settings: Any, tmp_path: Path
+) -> None:
+    pytest.importorskip(client)
+    page, script, screen = f"how-to/relay-to-{name}.md", tmp_path / "watch.py", tmp_path / "screen"
+    shown = re.findall(r'^(?:Waiting|\S+ \{").*\n', samples.section(page), re.MULTILINE)
+    with brokers.running(make(tmp_path)) as broker:
+        script.write_text(samples.files(page)["watch.py"].replace(f":{port}", f":{broker.port}"))
+        watching = brokers.Child(screen)
+        try:
+            watching.start([sys.executable, "-u", str(script)])
+            watching.wait_for(lambda: screen.read_text() == shown[0])
+            with relaying(page, broker, port, settings):
+                wait_until(lambda: screen.read_text() == "".join(shown))
+        finally:
+            watching.stop()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_page_of_redis_ends_with_an_entry_on_the_screen(settings: Any, tmp_path: Path) -> None:
+    pytest.importorskip("redis")
+    page = "how-to/relay-to-redis.md"
+    found = re.search(r"^\$ redis-cli (X.*)\n((?:.*\n)*?)```$", samples.section(page), re.MULTILINE)
+    assert found
+    command = [brokers.program("redis-cli"), "--no-raw", "-p"]
+    with brokers.running(brokers.Redis(tmp_path)) as broker, relaying(page, broker, 6379, settings):
+        command += [str(broker.port), *found[1].split()]
+        screen = subprocess.check_output(command, text=True, timeout=20)
+    own = r'"\d{13}-0"|"01\w{24}"|"2.*:00"'  # the entry's id, the event's, and the time
+    assert re.sub(own, "…", screen) == re.sub(own, "…", found[2])
 
 
 # -- the reference ---------------------------------------------------------------------------------

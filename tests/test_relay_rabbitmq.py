@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import re
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -49,28 +46,6 @@ def test_an_event_becomes_a_persistent_message(consumer: Consumer, settings: Any
     assert (found.message_id, found.type, found.routing_key) == (row.pk, row.event_type, found.type)
     assert found.delivery_mode == aio_pika.DeliveryMode.PERSISTENT
     assert found.timestamp == row.occurred_at.replace(microsecond=0)
-
-
-@stored
-def test_the_page_ends_with_a_message_on_the_screen(
-    broker: brokers.RabbitMQ, settings: Any, tmp_path: Path
-) -> None:
-    page, script, screen = "how-to/relay-to-rabbitmq.md", tmp_path / "watch.py", tmp_path / "screen"
-    shown = re.findall(r"^(?:Waiting|order\.placed) .*\n", samples.section(page), re.MULTILINE)
-    script.write_text(samples.files(page)["watch.py"].replace(":5672", f":{broker.port}"))
-    with samples.modules(page) as made:
-        settings.OUTBOX = made["settings"].OUTBOX
-    relay = {**settings.OUTBOX["RELAYS"]["orders"], "OPTIONS": {"url": broker.url}}
-    settings.OUTBOX = {"RELAYS": {"orders": relay}}
-    watching = brokers.Child(screen)
-    try:
-        watching.start([sys.executable, "-u", str(script)])
-        watching.wait_for(lambda: screen.read_text() == shown[0])
-        with samples.run(page, only="outbox.write"):
-            outbox.drain()
-        wait_until(lambda: screen.read_text() == "".join(shown))
-    finally:
-        watching.stop()
 
 
 @stored
