@@ -82,16 +82,14 @@ class EventLeases(Statements):
             return []
         # One instant for all: SQLite's clock goes on while the rows are fetched.
         table, me, now = claim.table, claim.me, rows[0][-1]
-        newest = instant(max(row[-3] for row in rows), self.connection)
         leased_at = instant(now, self.connection)
         # The count comes first, because MySQL assigns in this order.
         changes = f"{COUNT_RESCUE}, locked_by = %s, locked_at = %s, {table.due} = {self.now_plus}"
-        new = [me, me, leased_at, claim.lease]
         # A row that was claimed or settled since the SELECT has a later due time, or none.
         where, params = self._as_selected(table, rows)
         where = f"{where} AND {self.unindexed}{table.due} <= %s AND {claim.state.value}"
-        params = [*params, newest, me]
-        taken = self._take(table, (changes, new), (where, params))
+        params = [*params, instant(max(row[-3] for row in rows), self.connection), me]
+        taken = self._take(table, (changes, [me, me, leased_at, claim.lease]), (where, params))
         if taken < len(rows):
             logger.debug("others were faster rows=%d taken=%d", len(rows), taken)
             one_of, params = self._one_of([row[0] for row in rows], table.key)
@@ -99,6 +97,8 @@ class EventLeases(Statements):
             mine = f"{sql} AND locked_by = %s AND locked_at = %s"
             taken_ids = {row[0] for row in self._rows(mine, [*params, me, leased_at])}
             rows = [row for row in rows if row[0] in taken_ids]
+        if all(row[-1] == now and row[-2] in (None, me) for row in rows):
+            return rows
         return [(*row[:2], row[2] + (row[-2] not in (None, me)), *row[3:-1], now) for row in rows]
 
     def _take(self, table: Table, changes: SQL, where: SQL) -> int:

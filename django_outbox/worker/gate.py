@@ -324,8 +324,8 @@ class Gates:
 
     def put(self, leases: Sequence[Lease]) -> None:
         """Queue leases for the threads of their queues."""
-        for name in {each.queue for each in leases}:
-            self.by_queue[name].ready.put(*[each for each in leases if each.queue == name])
+        for name, gate in self.by_queue.items():
+            gate.ready.put(*[each for each in leases if each.queue == name])
 
     def claimed(self, leases: Sequence[Lease]) -> None:
         """Note events that were claimed, and are to run here."""

@@ -82,12 +82,11 @@ class Held:
         new: settled and due again before its old lease was dropped, if our call does not go on.
         """
         new = []
-        with self.lock:
-            ended, self._ended = self._ended, None
-            for run in runs:
+        for run in runs:
+            with self.lock:  # for each alone: threads need it at each start
                 runs_by_id = self._of(run.table)
                 known = runs_by_id.get(run.id)
-                if ended and run.renewal and run.id in ended:
+                if self._ended and run.renewal and run.id in self._ended:
                     run.out.clear()
                 elif known is None or is_new(known, run):
                     if known is not None:
@@ -101,6 +100,8 @@ class Held:
                 else:
                     known.deadline, known.locked_at = run.deadline, run.locked_at
                     run.out.clear()
+        with self.changed:
+            self._ended = None
             self.changed.notify_all()
         return new
 
@@ -158,17 +159,16 @@ class Held:
 
         A row is not leased any more then, as far as this worker knows.
         """
-        run = lease.run
-        for some in (run.out, run.waiting):
-            if lease in some:
-                some.remove(lease)
-                break
+        run, load = lease.run, self._loads[lease.queue]
+        if lease in run.out:
+            run.out.remove(lease)
+        elif lease in run.waiting:
+            run.waiting.remove(lease)
+            load.followers -= 1
         else:
             return False
-        load = self._loads[lease.queue]
         load.held -= 1
         load.payload_bytes -= lease.payload_bytes
-        load.followers -= some is run.waiting
         if run.table is EVENTS and self._rows.get(run.id) is run:
             del self._rows[run.id]
         return True
@@ -209,11 +209,12 @@ class Held:
 
     def settled(self, part: Iterable[tuple[Lease, Decision]]) -> None:
         """Remove rows whose decisions are settled."""
-        with self.lock:
-            for lease, decision in part:
+        for lease, decision in part:
+            with self.lock:  # for each alone: threads need it at each start
                 self.remove(lease)
                 if self._ended is not None and decision.status is Status.DONE:
                     self._ended.add(lease.id)
+        with self.changed:
             self.changed.notify_all()
 
     # -- for the threads that call listeners -----------------------------------------------------

@@ -224,8 +224,7 @@ class Ready:
         """
         lanes: set[Lane] = set()
         for lease in leases:
-            listener = batch_listener(lease)
-            if listener is None:
+            if (listener := batch_listener(lease)) is None:
                 self._queue.put(lease)
                 continue
             lane = self._lane(listener, batch_size(listener, lease))

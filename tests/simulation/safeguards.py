@@ -319,7 +319,7 @@ OWN = (
     Broken(
         name="a claim that brings back what was done meanwhile",
         kind="slots",
-        edits=[("worker/held.py", "if ended and run", "if False and run")],
+        edits=[("worker/held.py", "if self._ended and run", "if False and run")],
     ),
     Broken(
         name="a log handler that ends the thread that it fails",
