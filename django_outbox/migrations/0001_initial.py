@@ -120,7 +120,7 @@ class Migration(migrations.Migration):
                     PendingIndex(
                         fields=["available_at", "id"],
                         name=index_name("outbox_event_due"),
-                        where=models.Q(("available_at__isnull", False)),
+                        where=None,
                     ),
                     PendingIndex(
                         fields=["stream", "seq"],
@@ -266,9 +266,7 @@ class Migration(migrations.Migration):
                         where=models.Q(("due_at__isnull", False)),
                     ),
                     PendingIndex(
-                        fields=["due_at"],
-                        name=index_name("outbox_stream_due"),
-                        where=models.Q(("due_at__isnull", False)),
+                        fields=["due_at"], name=index_name("outbox_stream_due"), where=None
                     ),
                 ],
             },

@@ -101,10 +101,9 @@ class OutboxEvent(models.Model):
                 where=Q(available_at__isnull=False),
                 name=index_name("outbox_event_queue"),
             ),
-            PendingIndex(  # for reports about all queues
-                fields=["available_at", "id"],
-                where=Q(available_at__isnull=False),
-                name=index_name("outbox_event_due"),
+            # For reports about all queues. A partial index of queues is short enough for them.
+            PendingIndex(
+                fields=["available_at", "id"], where=None, name=index_name("outbox_event_due")
             ),
             PendingIndex(
                 fields=["stream", "seq"],
@@ -196,10 +195,8 @@ class OutboxStream(models.Model):
                 where=Q(due_at__isnull=False),
                 name=index_name("outbox_stream_queue"),
             ),
-            PendingIndex(  # for reports about all queues
-                fields=["due_at"],
-                where=Q(due_at__isnull=False),
-                name=index_name("outbox_stream_due"),
+            PendingIndex(  # as that of events
+                fields=["due_at"], where=None, name=index_name("outbox_stream_due")
             ),
         ]
 

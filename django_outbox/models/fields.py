@@ -169,15 +169,16 @@ class IsRescued(IsIndexed):
 class PendingIndex(Index):
     """An index that is partial if the database supports it, and plain otherwise.
 
-    ``where`` is kept out of ``condition`` so that Django does not warn (W037) on MariaDB.
-    ``plain_fields`` are the columns of the plain index; None: no plain index. With ``unique``, rows
-    outside ``where`` get no index entry per row version, as they would with a unique column.
+    ``where`` is kept out of ``condition`` so that Django does not warn (W037) on MariaDB; None: no
+    partial index. ``plain_fields`` are the columns of the plain index; None: no plain index. With
+    ``unique``, rows outside ``where`` get no index entry per row version, as they would with a
+    unique column.
     """
 
     def __init__(
         self,
         *expressions: Any,
-        where: Q,
+        where: Q | None,
         plain_fields: tuple[str, ...] | None = (),
         unique: bool = False,
         **options: Any,
@@ -192,10 +193,10 @@ class PendingIndex(Index):
         return path, expressions, {**options, **own}
 
     def create_sql(self, model: Any, schema_editor: Any, using: str = "", **options: Any) -> Any:
+        if not self._exists_on(schema_editor.connection):
+            return _no_op_statement(schema_editor)
         if schema_editor.connection.features.supports_partial_indexes:
             index = Index(fields=self.fields, name=self.name, condition=self.where)
-        elif self.plain_fields is None:
-            return _no_op_statement(schema_editor)
         else:
             index = Index(fields=self.plain_fields or self.fields, name=self.name)
         if self.unique:
@@ -204,10 +205,13 @@ class PendingIndex(Index):
         return index.create_sql(model, schema_editor, using, **options)
 
     def remove_sql(self, model: Any, schema_editor: Any, **options: Any) -> Any:
-        partial = schema_editor.connection.features.supports_partial_indexes
-        if self.plain_fields is None and not partial:
+        if not self._exists_on(schema_editor.connection):
             return _no_op_statement(schema_editor)
         return super().remove_sql(model, schema_editor, **options)
+
+    def _exists_on(self, connection: Any) -> bool:
+        partial = connection.features.supports_partial_indexes
+        return (self.where if partial else self.plain_fields) is not None
 
 
 def _no_op_statement(schema_editor: Any) -> str:

@@ -102,15 +102,22 @@ def test_the_event_table_has_the_measured_indexes_and_no_more() -> None:
     found = {
         name: each for name, each in constraints("outbox_event").items() if not each["primary_key"]
     }
-    by_vendor = ["stream", "status", "seq"] if connection.vendor == "mysql" else ["stream", "seq"]
+    partial = connection.features.supports_partial_indexes
+    # Few rows are dead: 60,000 updates took equally long with and without this index.
+    by_vendor = {
+        "outbox_event_stream": ["stream", "seq"],
+        "outbox_event_dead": ["id"],
+        "outbox_event_lost": ["id"],
+    }
+    if not partial:
+        by_vendor = {
+            "outbox_event_stream": ["stream", "status", "seq"],
+            "outbox_event_due": ["available_at", "id"],
+        }
     assert {name: each["columns"] for name, each in found.items()} == {
         "outbox_event_queue": ["queue", "available_at", "id"],
-        "outbox_event_due": ["available_at", "id"],
-        "outbox_event_stream": by_vendor,
         "outbox_event_unique": ["unique_key"],
-        # Few rows are dead: 60,000 updates took equally long with and without this index.
-        **({} if connection.vendor == "mysql" else {"outbox_event_dead": ["id"]}),
-        **({} if connection.vendor == "mysql" else {"outbox_event_lost": ["id"]}),
+        **by_vendor,
     }
     assert [name for name, each in found.items() if each["unique"]] == ["outbox_event_unique"]
     of_streams = {
@@ -120,7 +127,7 @@ def test_the_event_table_has_the_measured_indexes_and_no_more() -> None:
     }
     assert of_streams == {
         "outbox_stream_queue": ["queue", "due_at"],
-        "outbox_stream_due": ["due_at"],
+        **({} if partial else {"outbox_stream_due": ["due_at"]}),
     }
 
 
@@ -134,7 +141,8 @@ def test_a_due_event_is_found_by_its_index() -> None:
         if vendor == "postgres":
             cursor.execute("SET LOCAL enable_seqscan = off")
         plan = OutboxEvent.objects.due()[:10].explain()
-    assert "outbox_event_due" in plan
+    partial = connection.features.supports_partial_indexes
+    assert ("outbox_event_queue" if partial else "outbox_event_due") in plan
 
 
 @pytest.mark.django_db
