@@ -24,11 +24,9 @@ LARGE = 400  # rows: what a statement about 50 may look at, of 5,000
 
 
 def analyze(model: type[models.Model]) -> None:
-    """Have the database learn what a table holds, and nothing more by itself afterwards."""
+    """Have the database learn what a table holds."""
     table = connection.ops.quote_name(model._meta.db_table)
     with connection.cursor() as cursor:
-        if connection.vendor == "mysql":
-            cursor.execute("SET GLOBAL innodb_stats_auto_recalc = OFF")
         cursor.execute(f"ANALYZE {'TABLE ' * (connection.vendor == 'mysql')}{table}")
         if connection.vendor == "mysql":
             cursor.fetchall()

@@ -21,7 +21,7 @@ __all__ = ["nothing_is_cached"]  # fixtures
 
 
 @pytest.mark.django_db(transaction=True)  # MariaDB's ANALYZE commits
-def test_41_every_look_uses_an_index() -> None:
+def test_41_every_look_uses_an_index(emptied: None) -> None:
     """There are 5,000 rows, half of them with a key, and 50 of each kind that a query selects."""
     clock = now()
     done = {"due": None, "status": Status.DONE, "done_at": clock}

@@ -76,7 +76,7 @@ def test_the_first_events_that_wait_in_streams() -> None:
 
 
 @pytest.fixture
-def large_table() -> None:
+def large_table(emptied: None) -> None:
     """5,000 finished events, with and without a key, and a few of each other kind."""
     insert(2500, due=None, status=DONE, done_at=now())
     keyed("k", 20, status=DEAD)

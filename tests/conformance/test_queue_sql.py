@@ -204,7 +204,7 @@ COUNTS = pytest.mark.parametrize("count", [1, 2, MAX_QUEUES])
 
 
 @pytest.fixture
-def plans_of_the_engine() -> Iterator[None]:
+def plans_of_the_engine(emptied: None) -> Iterator[None]:
     """Have PostgreSQL plan as for an engine connection."""
     if connection.vendor != "postgresql":
         yield

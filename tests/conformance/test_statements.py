@@ -115,7 +115,9 @@ def costs(own: Any) -> dict[str, int]:
     return {name: cost for name, cost in found.items() if cost > MOST and "retries" not in name}
 
 
-def test_no_statement_costs_more_in_a_table_that_a_drain_has_half_emptied(own: Any) -> None:
+def test_no_statement_costs_more_in_a_table_that_a_drain_has_half_emptied(
+    own: Any, emptied: None
+) -> None:
     """Whether what was planned, or known, was of the small table at its beginning or of today's."""
     if vendor() == "sqlite":  # of empty tables: forget what was known
         learn()
