@@ -22,7 +22,7 @@ CODE_LINES = {
     "django_outbox/sql": 2_012,
 }
 MODULES = 196  # of the package, migrations among them
-TEST_LINES = 71_233  # of all Python files below tests, comments and blank lines among them
+TEST_LINES = 71_264  # of all Python files below tests, comments and blank lines among them
 PAGES, WORDS = 60, 90_000  # below docs
 NO_CODE = {
     tokenize.COMMENT,
