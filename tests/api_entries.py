@@ -263,7 +263,14 @@ CHAPTERS: dict[str, list[Entry]] = {
             stable=False,
             methods=("pause", "resume"),
             see=PAUSE,
-        )
+        ),
+        Entry(
+            path="django_outbox.models.operation:OperationQuerySet",
+            signature="",
+            stable=False,
+            methods=("open", "begin", "stop"),
+            see="[outbox_operation](tables.md#outbox_operation)",
+        ),
     ],
     "status": [
         called(

@@ -9,7 +9,7 @@ import pytest
 
 import django_outbox as outbox
 from django_outbox.listeners.outcomes import Status
-from django_outbox.models import OutboxEvent, OutboxPause, OutboxStream
+from django_outbox.models import OutboxEvent, OutboxOperation, OutboxPause, OutboxStream
 from django_outbox.signals import breaker_opened
 from django_outbox.worker.deliveries import Deliveries
 from django_outbox.worker.gate import Gate
@@ -62,6 +62,11 @@ def end_pause() -> None:
     OutboxPause.objects.filter(kind="breaker").update(until=now() - timedelta(seconds=1))
 
 
+def operations() -> list[str]:
+    rows = OutboxOperation.objects.filter(about__startswith="queue hooks").order_by("pk")
+    return [*rows.values_list("kind", flat=True)]
+
+
 def several_polls() -> None:
     """Wait until the worker has polled several times: each finds an event of another queue."""
     with listening(lambda event: None):
@@ -84,6 +89,7 @@ def test_it_opens_after_failures_in_a_row_and_nothing_more_is_called() -> None:
     assert "3 consecutive failures" in found.reason
     assert "ConnectionError" in found.reason
     assert [(each["queue"], each["pause"]) for each in told] == [("hooks", 60)]
+    assert operations() == ["breaker_opened"]
     assert OutboxEvent.objects.filter(event_type=SENT, attempts=0).count() == 97
 
 
@@ -101,6 +107,7 @@ def test_a_probe_that_fails_costs_one_attempt_and_doubles_the_pause() -> None:
     assert sum(OutboxEvent.objects.values_list("attempts", flat=True)) == 8
     probes = partner.calls[3:]
     assert len({*probes}) == 5  # each probe takes another event
+    assert operations() == ["breaker_opened"]  # a failed probe opens nothing anew
 
 
 def test_a_stream_can_be_the_probe() -> None:
@@ -114,6 +121,7 @@ def test_a_stream_can_be_the_probe() -> None:
         end_pause()
         wait_until(lambda: statuses() == {"DONE": 5})
         wait_until(lambda: breaker() is None)
+        wait_until(lambda: operations() == ["breaker_opened", "breaker_closed"])
 
 
 def test_an_open_breaker_ends_with_its_pause_when_its_queue_has_none_any_more(

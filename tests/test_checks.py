@@ -287,6 +287,7 @@ def test_w023_a_migrated_database_without_our_tables(sqlite: Any) -> None:
 
     with connection.schema_editor() as editor:
         editor.create_model(outbox_models.OutboxPause)
+        editor.create_model(outbox_models.OutboxOperation)
         editor.create_model(outbox_models.OutboxLease)
         editor.create_model(outbox_models.OutboxWorker)
     assert list(databases.check_databases(None, databases=["default"])) == []

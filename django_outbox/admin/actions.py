@@ -98,7 +98,7 @@ DISCARD: Final = EventAction(
     log_flag=DELETION,
     applicable=OutboxQuerySet.dead,
     scan=state_filter.scan_dead,
-    apply=lambda rows, by, spacing: rows.discard(),
+    apply=lambda rows, by, spacing: rows.discard(by=by),
 )
 RUN_NOW: Final = EventAction(
     name="run_now",
@@ -114,7 +114,7 @@ RUN_NOW: Final = EventAction(
     log_flag=CHANGE,
     applicable=OutboxQuerySet.waiting,
     scan=state_filter.scan_due_later,
-    apply=lambda rows, by, spacing: rows.run_now(),
+    apply=lambda rows, by, spacing: rows.run_now(by=by),
 )
 SKIP: Final = EventAction(
     name="skip",
@@ -130,7 +130,7 @@ SKIP: Final = EventAction(
     log_flag=CHANGE,
     applicable=OutboxQuerySet.skippable,
     scan=state_filter.scan_due_later,
-    apply=lambda rows, by, spacing: rows.skip(),
+    apply=lambda rows, by, spacing: rows.skip(by=by),
     batch_size=1,  # a worker may claim the stream at any moment; then nothing is logged
 )
 BULK_ACTIONS: Final = (REPLAY, RUN_NOW, DISCARD)  # actions for all events that match a filter

@@ -161,9 +161,9 @@ class OutboxPauseAdmin(ReadOnlyAdmin):
     @admin.action(permissions=["resume"], description=_("Resume"))
     def resume(self, request: HttpRequest, queryset: PauseQuerySet) -> None:
         """End these pauses batch by batch; each batch commits by itself."""
-        pauses = list(queryset)
+        pauses, by = list(queryset), request.user.get_username()
         for each in pauses:
-            if self._pauses().filter(pk=each.pk).resume().pauses:
+            if self._pauses().filter(pk=each.pk).resume(by=by).pauses:
                 user_id: Any = request.user.pk
                 LogEntry.objects.log_actions(user_id, [each], DELETION, gettext("Resumed."))
         self._notify_workers()

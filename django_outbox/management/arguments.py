@@ -16,7 +16,7 @@ from django.utils.timezone import is_naive, make_aware
 
 from ..conf import CENTURY
 from ..inspection.causes import DIGEST_LENGTH, only_of_cause
-from ..models import OutboxEvent, OutboxQuerySet, missing_table
+from ..models import OutboxEvent, OutboxOperation, OutboxQuerySet, missing_table, operation
 from ..models.fields import begins_with
 from ..models.replay import BATCH_SIZE
 from ..queue_settings import is_rate
@@ -251,6 +251,18 @@ def add_ids(parser: Any, verb: str, *, nargs: str = "+") -> None:
 def is_filtered(options: dict[str, Any]) -> bool:
     """Return whether the options choose events by more than their cause."""
     return any(options.get(name) not in (None, []) for name in ("ids", *LOOKUPS, *TIMES, "error"))
+
+
+def acting(kind: str, options: dict[str, Any]) -> OutboxOperation:
+    """Return the log's row of what a command is about to do to the events that options choose."""
+    names = ("ids", *LOOKUPS, *TIMES, "error", "cause")
+    found = ((name, options.get(name)) for name in names)
+    about = [f"{name}: {_in_words(value)}" for name, value in found if value not in (None, [])]
+    return operation.acting(kind, person(options), "; ".join(about) or "all")
+
+
+def _in_words(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def check_choice(options: dict[str, Any]) -> None:

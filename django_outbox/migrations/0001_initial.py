@@ -169,6 +169,66 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name="OutboxOperation",
+            fields=[
+                ("id", models.BigAutoField(primary_key=True, serialize=False)),
+                (
+                    "kind",
+                    ExactCharField(
+                        "what",
+                        choices=[
+                            ("replay", "replay"),
+                            ("discard", "discard"),
+                            ("run_now", "run now"),
+                            ("skip", "skip"),
+                            ("cancel", "cancel"),
+                            ("deliver_to", "give to a listener"),
+                            ("pause", "pause"),
+                            ("resume", "resume"),
+                            ("breaker_opened", "circuit breaker opened"),
+                            ("breaker_closed", "circuit breaker closed"),
+                        ],
+                        max_length=16,
+                    ),
+                ),
+                (
+                    "state",
+                    ExactCharField(
+                        "state",
+                        choices=[("open", "running"), ("done", "done"), ("stopped", "stopped")],
+                        default="done",
+                        max_length=8,
+                    ),
+                ),
+                ("about", ExactTextField("of what", blank=True, default="")),
+                ("by", ExactCharField("by", blank=True, default="", max_length=255)),
+                ("started_at", UTCDateTimeField("began")),
+                ("ended_at", UTCDateTimeField("ended", blank=True, null=True)),
+                (
+                    "stopped_by",
+                    ExactCharField("stopped by", blank=True, default="", max_length=255),
+                ),
+                ("filters", ExactTextField(blank=True, null=True)),
+                ("rate", ExactTextField("rate", blank=True, null=True)),
+                ("limit", models.IntegerField("at most", blank=True, null=True)),
+                ("matched", models.IntegerField("matched", blank=True, null=True)),
+                ("done", models.IntegerField("deliveries", default=0)),
+                ("skipped", models.IntegerField("skipped", default=0)),
+                ("after", ExactCharField(blank=True, default="", max_length=49)),
+                ("next_at", UTCDateTimeField(blank=True, null=True)),
+            ],
+            options={
+                "verbose_name": "outbox operation",
+                "verbose_name_plural": "outbox operations",
+                "db_table": table_name("outbox_operation"),
+                "default_permissions": ("view",),
+                "indexes": [
+                    models.Index(fields=["state"], name=index_name("outbox_operation_open")),
+                    models.Index(fields=["started_at"], name=index_name("outbox_operation_time")),
+                ],
+            },
+        ),
+        migrations.CreateModel(
             name="OutboxPause",
             fields=[
                 ("id", models.BigAutoField(primary_key=True, serialize=False)),

@@ -28,6 +28,7 @@ from ..sql import dialect_of
 from .event_queryset import OutboxQuerySet
 from .fields import ExactCharField, ExactTextField, PendingIndex, UTCDateTimeField
 from .inbox_queryset import InboxQuerySet
+from .operation import OutboxOperation
 from .pause_queryset import PauseQuerySet
 from .statistics import OutboxStatistics, write_statistics
 from .stream_queryset import StreamQuerySet
@@ -141,7 +142,7 @@ def missing_table(alias: str | None) -> str | None:
     """Return what to do about a missing table; None if all exist or the database is down."""
     connection = connections[alias or router.db_for_write(OutboxEvent)]
     try:
-        needed = OutboxEvent, OutboxPause, OutboxLease, OutboxWorker  # by workers
+        needed = OutboxEvent, OutboxPause, OutboxOperation, OutboxLease, OutboxWorker  # by workers
         missing = [each._meta.db_table for each in needed if not _has_table(connection, each)]
         if not missing:
             return None

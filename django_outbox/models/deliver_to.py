@@ -19,6 +19,7 @@ from ..listeners.outcomes import Status
 from ..listeners.queues import Route, missing_of, row_id
 from ..listeners.registry import ANY, Listener
 from ..sql import dialect_of
+from .operation import By, OutboxOperation, acting
 from .replay import ALONE, Spacing, due_times
 
 if TYPE_CHECKING:
@@ -60,14 +61,17 @@ def registered(title: str) -> Listener:
 
 
 def deliver_parts(
-    rows: OutboxQuerySet, listener: Listener, spacing: Spacing | None = None
+    rows: OutboxQuerySet, listener: Listener, spacing: Spacing | None = None, *, by: By = ""
 ) -> Iterator[int]:
     """Insert the deliveries that a listener lacks of these; yield how many, part by part.
 
     Each part commits by itself. With a ``spacing`` they become due one after the other.
     """
+    act = acting(OutboxOperation.Kind.DELIVER_TO, by, listener.title)
     for part in lacking(rows, listener):
-        yield _try_to_deliver(rows, listener.title, part, spacing)
+        if count := _try_to_deliver(rows, listener.title, part, spacing):
+            act.add(count, using=rows.db)
+        yield count
 
 
 def lacking(rows: OutboxQuerySet, listener: Listener) -> Iterator[list[Source]]:

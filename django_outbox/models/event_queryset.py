@@ -15,6 +15,7 @@ from ..listeners.outcomes import UNSETTLED, Status
 from ..signals import announce, events_discarded, events_purged, events_replayed
 from .deliver_to import deliver_parts, registered
 from .fields import DatabaseNow, IsDead, IsIndexed, IsRescued, age
+from .operation import By, OutboxOperation, acting
 from .pause_queryset import LEASED, in_held_queue
 from .queryset import TableQuerySet
 from .replay import (
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from . import OutboxEvent
     from .stream_queryset import StreamQuerySet
 
+Kind: Final = OutboxOperation.Kind
 CLAIM_ORDER: Final = ("available_at", "id")  # as in the index of due events
 IDS_PER_QUERY: Final = 100  # SQLite nests conditions at most 1000 deep
 
@@ -114,27 +116,29 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
         held = Q(in_held_queue(), available_at__lte=DatabaseNow())
         return self.pending().filter(held | Q(stream__in=streams.held().values("pk")) | behind)
 
-    def replay(self, *, by: str = "", rate: str | Spacing | None = None) -> int:
+    def replay(self, *, by: By = "", rate: str | Spacing | None = None) -> int:
         """Make the dead events among these due again as if new; return how many.
 
         An event with a key keeps its place in its stream, before those that wait behind it. The
         history of each event keeps its failures, and who replayed it: ``by``. With a ``rate``
         such as "50/s", "100/m" or "10/h" they become due one after the other, in ascending order
         of their ids; the call does not wait for that. Raises ``ValueError`` for another rate.
+        The log of operations gets a row, unless ``by`` is the operation that this is part of.
         """
         return sum(self.replay_batches(by=by, rate=rate))
 
     def replay_batches(
-        self, *, size: int = BATCH_SIZE, by: str = "", rate: str | Spacing | None = None
+        self, *, size: int = BATCH_SIZE, by: By = "", rate: str | Spacing | None = None
     ) -> Iterator[int]:
         """Replay the dead events among these; yield the count of each batch, which may be 0.
 
         A batch has at most ``size`` events. Each commits by itself to keep locks short.
         """
         spacing = Spacing(rate) if isinstance(rate, str) else rate
-        return (batch._replay_dead(by, spacing) for batch in self.dead_batches(size=size))
+        act, batches = acting(Kind.REPLAY, by, self), self.dead_batches(size=size)
+        return (self._logged(act, each._replay_dead(act.by, spacing)) for each in batches)
 
-    def deliver_to(self, title: str, *, rate: str | None = None) -> int:
+    def deliver_to(self, title: str, *, rate: str | None = None, by: By = "") -> int:
         """Deliver these to a listener that was added after they were written; return how many.
 
         The listener with this ``title`` gets the events of its types that it was not given before,
@@ -142,15 +146,16 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
         commits by itself. Raises ``ValueError`` for another title or rate.
         """
         spacing = None if rate is None else Spacing(rate)
-        return sum(deliver_parts(self._updatable(), registered(title), spacing))
+        return sum(deliver_parts(self._updatable(), registered(title), spacing, by=by))
 
-    def discard(self) -> int:
+    def discard(self, *, by: By = "") -> int:
         """Delete the dead events among these; return how many."""
-        return sum(self.discard_batches())
+        return sum(self.discard_batches(by=by))
 
-    def discard_batches(self, *, size: int = BATCH_SIZE) -> Iterator[int]:
+    def discard_batches(self, *, size: int = BATCH_SIZE, by: By = "") -> Iterator[int]:
         """Delete the dead events among these, as ``replay_batches`` replays them."""
-        return (batch._discard_dead() for batch in self.dead_batches(size=size))
+        act = acting(Kind.DISCARD, by, self)
+        return (self._logged(act, each._discard_dead()) for each in self.dead_batches(size=size))
 
     def dead_batches(
         self, *, size: int = BATCH_SIZE, after: str = "", until: datetime | None = None
@@ -174,24 +179,30 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
         until = until or self._clock()
         return _batches(self._updatable().exclude(done_at__gt=until), size=size, after=after)
 
-    def run_now(self) -> int:
+    def run_now(self, *, by: By = "") -> int:
         """Make the waiting events among these due now and keep their attempts; return how many.
 
         An event with a key still waits for the events before it in its stream.
         """
         waiting = self._updatable().waiting()
         count = alone(waiting, lambda rows: rows.update_by_id(available_at=DatabaseNow()))
-        return count + in_streams(waiting, lambda rows: rows.update_by_id(deliver_at=DatabaseNow()))
+        count += in_streams(waiting, lambda rows: rows.update_by_id(deliver_at=DatabaseNow()))
+        return self._logged(acting(Kind.RUN_NOW, by, self), count)
 
-    def skip(self) -> int:
+    def skip(self, *, by: By = "") -> int:
         """Make these events with a key dead, to unblock those behind them; return how many.
 
         They can be replayed. Events in a stream that a worker has leased are not changed.
         """
-        return in_streams(self._updatable().pending(), mark_dead)
+        count = in_streams(self._updatable().pending(), mark_dead)
+        return self._logged(acting(Kind.SKIP, by, self), count)
 
-    def cancel(self) -> int:
+    def cancel(self, *, by: By = "") -> int:
         """Delete the pending events among these that no worker has leased; return how many."""
+        return self._logged(acting(Kind.CANCEL, by, self), self._cancel())
+
+    def _cancel(self) -> int:
+        """Cancel without a row in the log, as business code does."""
         return change_waiting(self._updatable(), delete_rows, events_discarded)
 
     def reschedule(self, due: datetime | timedelta) -> int:
@@ -205,8 +216,7 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
     def release(self) -> int:
         """Release the leases of these, or of their streams: due now; return how many.
 
-        Count no attempt. The previous owner can no longer settle them. Use this for a worker that
-        is known to be gone.
+        Count no attempt. The owner can no longer settle them. Use this if it is known to be gone.
         """
         rows = self._updatable().pending()
         values = {"available_at": DatabaseNow(), "locked_by": None, "locked_at": None}
@@ -228,8 +238,7 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
         """Purge in batches; yield the size of each delete, which may be 0. Each commits by itself.
 
         ``settings`` replaces the project's settings for retention and batch size. The purge scans
-        the primary key upwards in ranges. So it needs no extra index, and no batch reads more
-        than its range.
+        the primary key upwards in ranges: it needs no index, and no batch reads more than one.
         """
         settings = settings or current()
         every = self._all_rows()
@@ -298,6 +307,11 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
         count = alone(dead, delete_rows) + in_streams(dead, delete_rows)
         if count:
             announce(events_discarded, sender=self._write_alias(), count=count)
+        return count
+
+    def _logged(self, operation: OutboxOperation, count: int) -> int:
+        if count:
+            operation.add(count, using=self._write_alias())
         return count
 
     def _names(self) -> list[str]:

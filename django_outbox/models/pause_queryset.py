@@ -20,6 +20,7 @@ from ..signals import announce, breaker_closed, delivery_paused, delivery_resume
 from ..sql import dialect_of
 from ..sql.values import CLOSING_KINDS, EVENTS, STREAMS, Pauses
 from .fields import DatabaseNow
+from .operation import OperationQuerySet, OutboxOperation
 from .queryset import TableQuerySet
 
 if TYPE_CHECKING:
@@ -80,6 +81,9 @@ class PauseQuerySet(TableQuerySet["OutboxPause"]):
             },
         )
         if is_new:
+            end = "" if until is None else f" until {until.isoformat(' ', 'seconds')}"
+            about = f"{kind} {name}{end}{': ' * bool(reason)}{reason}"
+            self._log().note(OutboxOperation.Kind.PAUSE, about, by=by)
             announce(
                 delivery_paused,
                 sender=self._write_alias(),
@@ -95,20 +99,20 @@ class PauseQuerySet(TableQuerySet["OutboxPause"]):
         """Return pauses whose ``until`` has passed, and which no worker has ended yet."""
         return self.filter(until__lte=DatabaseNow()).exclude(kind="breaker")
 
-    def resume(self) -> Resumed:
+    def resume(self, *, by: str = "") -> Resumed:
         """End these pauses, and move what waited to the queues of its listeners, batch by batch.
 
-        If it is interrupted, a worker moves the rest. What waits in a queue that was paused needs
-        no change: workers claim from it again.
+        ``by``: who does. If it is interrupted, a worker moves the rest. What waits in a queue that
+        was paused needs no change: workers claim from it again.
         """
-        batches = [*self.resume_batches()]
+        batches = [*self.resume_batches(by=by)]
         return Resumed(
             pauses=sum(each.pauses for each in batches),
             events=sum(each.events for each in batches),
             streams=sum(each.streams for each in batches),
         )
 
-    def resume_batches(self) -> Iterator[Resumed]:
+    def resume_batches(self, *, by: str = "") -> Iterator[Resumed]:
         """End these pauses as ``resume`` does; yield the outcome of each step, which is short.
 
         Each step commits by itself, unless there is a transaction.
@@ -119,14 +123,22 @@ class PauseQuerySet(TableQuerySet["OutboxPause"]):
             # This waits for a worker that is parking rows; a later one finds the pause gone.
             if not every.filter(pk=pk).delete()[0]:
                 continue
+            ended = OutboxOperation.Kind.RESUME
+            if kind == "breaker":
+                ended = OutboxOperation.Kind.BREAKER_CLOSED
+            operation = self._log().note(ended, f"{kind} {name}", by=by)
             yield Resumed(pauses=1, events=0, streams=0)
             count = 0
             for batch in bring_home(connections[alias], pk):
                 count += batch.events + batch.streams
+                operation.add(batch.events + batch.streams, using=alias)
                 yield batch
             announce(delivery_resumed, sender=alias, kind=kind, name=name, count=count)
             if kind == "breaker":
                 announce(breaker_closed, sender=alias, queue=name)
+
+    def _log(self) -> OperationQuerySet:
+        return OutboxOperation.objects.using(self._write_alias())
 
 
 def bring_home(connection: BaseDatabaseWrapper, pause: int) -> Iterator[Resumed]:

@@ -8,10 +8,12 @@ from typing import Any, NamedTuple, TypeVar
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from ..models import OutboxOperation
 from ..sql import dialect_of
 from ..sql.halving import answers
 
 T = TypeVar("T")
+Kind = OutboxOperation.Kind
 
 
 class Wait(NamedTuple):
@@ -27,6 +29,11 @@ Steps = Generator[Statement | Wait, Any, T]  # a verb or a loop's step in progre
 def ask(name: str, *args: Any, **given: Any) -> Statement:
     """Return a statement of the database's dialect."""
     return lambda connection: getattr(dialect_of(connection), name)(*args, **given)
+
+
+def noted(kind: str, about: str) -> Statement:
+    """Return the statement that adds what a worker did to the log of operations."""
+    return lambda connection: OutboxOperation.objects.using(connection.alias).note(kind, about)
 
 
 def single(statement: Statement) -> Steps[Any]:

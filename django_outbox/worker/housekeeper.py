@@ -20,7 +20,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from ..clocks import monotonic
 from ..conf import DAY
 from ..log import first_line
-from ..models import OutboxInbox, OutboxStatistics
+from ..models import OutboxInbox, OutboxOperation, OutboxStatistics
 from ..models.pause_queryset import bring_home
 from ..models.purging import purge_events, scan_events, scan_streams
 from ..models.retention import Batch
@@ -213,7 +213,8 @@ class Purger:
         yield from in_turn(
             self._purge("events", lambda c: purge_events(c.alias, since=self._progress.ran_at)),
             self._purge("received_messages", partial(_expired, OutboxInbox)),
-            self._purge_statistics(),
+            self._purge_reports("statistics", OutboxStatistics),
+            self._purge_reports("operations", OutboxOperation),
         )  # after an error, the next run begins where this one began
         if self._unfinished:
             return self._continue_after
@@ -233,13 +234,14 @@ class Purger:
                 break
             yield from self._renew()
 
-    def _purge_statistics(self) -> Steps[None]:
+    def _purge_reports(self, kind: str, model: Any) -> Steps[None]:
+        """Purge what people alone read; if that fails, the purge of events counts all the same."""
         try:
-            yield from self._purge("statistics", partial(_expired, OutboxStatistics))
+            yield from self._purge(kind, partial(_expired, model))
         except Exception as error:
             if not (yield answers):
                 raise
-            logger.warning("old statistics could not be purged error=%s", first_line(error))
+            logger.warning("old rows could not be purged kind=%s error=%s", kind, first_line(error))
 
     def _scan(self, now: datetime) -> Steps[float]:
         """Read the next batch of the full scan; return the pause in seconds."""

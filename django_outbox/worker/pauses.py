@@ -38,7 +38,7 @@ from ..relays.relay import CheckFailed
 from ..signals import announce, breaker_closed, breaker_opened
 from ..sql import dialect_of
 from ..sql.values import CLOSING_KINDS, NO_PAUSES
-from .effects import Steps, ask
+from .effects import Kind, Steps, ask, noted
 from .held import Held
 from .polling import Wakeup
 
@@ -248,8 +248,9 @@ class Breaker:
 
     def _open(self, reason: str) -> Steps[None]:
         pause = self._settings.pause if self._check is None else 0.0
-        if (yield ask("open_breaker", queue=self._queue, pause=pause, reason=reason)):
-            self._report_opened(pause, reason)
+        is_new = yield ask("open_breaker", queue=self._queue, pause=pause, reason=reason)
+        if is_new and self._report_opened(pause, reason):
+            yield noted(Kind.BREAKER_OPENED, f"queue {self._queue}: {reason}")
         yield self._known_pauses.read
         # From now on these keep the queue closed, unless a user has removed the row already.
         with self._lock:
@@ -320,18 +321,22 @@ class Breaker:
     def _close(self) -> Steps[None]:
         """Close it for all workers."""
         if (yield ask("close_breaker", queue=self._queue)):
-            logger.log(self._level("closed"), "breaker closed queue=%s", self._queue)
+            logger.log(level := self._level("closed"), "breaker closed queue=%s", self._queue)
             announce(breaker_closed, sender=self._alias, queue=self._queue)
+            if level > logging.DEBUG:
+                yield noted(Kind.BREAKER_CLOSED, f"queue {self._queue}")
 
-    def _report_opened(self, pause: float, reason: str) -> None:
+    def _report_opened(self, pause: float, reason: str) -> bool:
+        """Log that it has opened; return whether the log of operations is to say so, too."""
         logger.log(
-            self._level("opened"),
+            level := self._level("opened"),
             "breaker opened queue=%s pause=%.0fs reason=%s",
             self._queue,
             pause,
             reason,
         )
         announce(breaker_opened, sender=self._alias, queue=self._queue, pause=pause, reason=reason)
+        return level > logging.DEBUG
 
     def _level(self, line: str) -> int:
         now = monotonic()

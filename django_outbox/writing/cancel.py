@@ -31,7 +31,7 @@ def cancel(*, event_id: Any = None, unique_key: str | None = None, using: str | 
 
         outbox.cancel(unique_key="reminder:17")
     """
-    if count := _named("cancel", event_id, unique_key, using).cancel():
+    if count := _named("cancel", event_id, unique_key, using)._cancel():
         logger.info("deliveries cancelled count=%d event=%s", count, event_id or unique_key)
     return count
 

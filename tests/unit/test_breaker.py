@@ -49,7 +49,16 @@ def held(clock: Clock) -> Held:
 
 
 @pytest.fixture
-def breaker(held: Held, dialect: Any) -> Breaker:
+def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the kinds of the operations that a breaker notes."""
+    kinds: list[str] = []
+    noted = lambda kind, about: lambda _: kinds.append(kind)  # noqa: E731
+    monkeypatch.setattr("django_outbox.worker.pauses.noted", noted)
+    return kinds
+
+
+@pytest.fixture
+def breaker(held: Held, dialect: Any, log: list[str]) -> Breaker:
     settings = BreakerSettings(failures=3, within=60, pause=60)
     queue = replace(Settings().queues["default"], name="hooks", BREAKER=settings)
     dialect.pauses.return_value = {("breaker", "hooks"): PauseTimes(1, 0.0, 60.0)}
@@ -92,7 +101,7 @@ def test_failures_in_a_row_trip_it_and_what_was_lost_is_neither(
     ],
 )
 def test_only_a_success_of_the_probe_closes_it(
-    outcome: str, statement: str, breaker: Breaker, held: Held, dialect: Any
+    outcome: str, statement: str, breaker: Breaker, held: Held, dialect: Any, log: list[str]
 ) -> None:
     probe = lease()
     held.add_rows([probe])
@@ -104,6 +113,7 @@ def test_only_a_success_of_the_probe_closes_it(
     assert not perform(connection(), breaker.follow(is_idle=True))
     assert [name for name, _, _ in dialect.method_calls] == [statement, "pauses"]
     assert not breaker.is_probing
+    assert log == ["breaker_closed"] * (statement == "close_breaker")
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,12 @@ from django.core.serializers.json import DjangoJSONEncoder
 from django.db import connections
 
 from ...inspection.causes import MAX_GROUPS, load_causes
-from ...models import OutboxEvent, OutboxQuerySet
+from ...models import OutboxEvent, OutboxOperation, OutboxQuerySet
 from ...sql import dialect_of
 from .. import arguments as cli
 from ..command import OutboxCommand, table
 
+Kind: Final = OutboxOperation.Kind
 MAX_CAUSES: Final = 20  # causes that the list shows unless told otherwise
 JSON_COLUMNS: Final = ("payload", "headers")  # written as the JSON that is stored
 
@@ -55,6 +56,8 @@ class Command(OutboxCommand):
             cli.add_format(action)
         for action in (listing, show, export, discard, skip):
             cli.add_database(action)
+        cli.add_by(discard, "discards them")
+        cli.add_by(skip, "skips them")
 
     def handle(self, *args: Any, **options: Any) -> None:
         if options["action"] in ("export", "discard"):
@@ -97,16 +100,16 @@ class Command(OutboxCommand):
     def _discard(self, rows: OutboxQuerySet, options: dict[str, Any], now: datetime) -> None:
         """Delete dead events, batch by batch; each batch commits by itself."""
         verb, count = "would discard" if options["dry_run"] else "discarded", 0
-        left = cli.count_left(rows, options, now)
+        left, by = cli.count_left(rows, options, now), cli.acting(Kind.DISCARD, options)
         for batch in cli.dead_batches(rows, options, now):
-            count += batch.count() if options["dry_run"] else batch.discard()
+            count += batch.count() if options["dry_run"] else batch.discard(by=by)
         self.stdout.write(cli.summary(verb, count, left))
 
     def _skip(self, rows: OutboxQuerySet, options: dict[str, Any], now: datetime) -> None:
         """Make pending events with a key dead."""
         chosen = rows.with_ids(options["ids"])
         left = cli.naming_none(options["ids"], [chosen.skippable()])
-        count = chosen.skip()
+        count = chosen.skip(by=cli.acting(Kind.SKIP, options))
         text = f"skipped {count}"
         if left:
             text += (

@@ -77,7 +77,7 @@ class Command(OutboxCommand):
             cli.add_many(parser, option, kind, metavar, text)
         cli.add_options(parser, OPTIONS)
         cli.add_options(parser.add_mutually_exclusive_group(), ENDS)
-        cli.add_by(parser, "pauses it")
+        cli.add_by(parser, "pauses or resumes it")
         cli.add_format(parser)
         cli.add_database(parser)
 
@@ -86,7 +86,7 @@ class Command(OutboxCommand):
         _check(names, options)
         alias = cli.chosen_alias(options)
         if options["end"]:
-            self._end(alias, names)
+            self._end(alias, names, cli.person(options))
         elif names:
             self._pause(alias, names, options)
         else:
@@ -111,11 +111,11 @@ class Command(OutboxCommand):
                 self.stdout.write(f"{label} is paused {since}{_until(old.until)}")
         doorbell.ring(connections[alias])
 
-    def _end(self, alias: str, names: Names) -> None:
+    def _end(self, alias: str, names: Names, by: str) -> None:
         pauses, missing = OutboxPause.objects.using(alias), []
         for kind, name in names or list(pauses.order_by("pk").values_list("kind", "name")):
             label = f"{OutboxPause.Kind(kind).label} {name}"
-            done = pauses.filter(kind=kind, name=name).resume()
+            done = pauses.filter(kind=kind, name=name).resume(by=by)
             doorbell.ring(connections[alias])
             if not done.pauses:
                 missing.append(label)

@@ -10,7 +10,7 @@ from django.core.management.base import CommandError
 from django.db import DatabaseError
 
 from ...conf import Settings, current
-from ...models import OutboxEvent, OutboxInbox, OutboxStatistics, OutboxStream
+from ...models import OutboxEvent, OutboxInbox, OutboxOperation, OutboxStatistics, OutboxStream
 from .. import arguments as cli
 from ..command import INTERRUPTED, OutboxCommand
 
@@ -73,7 +73,8 @@ class Command(OutboxCommand):
             text = f"{_summary(label, counts)}, interrupted. The next call continues."
             raise CommandError(text, returncode=INTERRUPTED) from error
         if not options["dry_run"]:
-            sum(OutboxStatistics.objects.using(alias).purge_batches())
+            for each in (OutboxStatistics, OutboxOperation):
+                sum(each.objects.using(alias).purge_batches())
         self.stdout.write(_summary(label, counts))
 
 

@@ -10,7 +10,7 @@ from django.core.management.base import CommandError
 from django.db import connections
 
 from ...listeners.registry import Listener
-from ...models import OutboxEvent
+from ...models import OutboxEvent, OutboxOperation
 from ...models.deliver_to import deliver_parts, lacking, registered
 from ...models.event_queryset import OutboxQuerySet
 from ...models.replay import Spacing
@@ -55,7 +55,8 @@ class Command(OutboxCommand):
         listener = _may_lack_events(alias, options)
         verb = "would replay" if options["dry_run"] else "replayed"
         count, limit, dry = 0, options["limit"], options["dry_run"]
-        spacing, by = options["rate"] and Spacing(options["rate"]), cli.person(options)
+        spacing = options["rate"] and Spacing(options["rate"])
+        by = cli.acting(OutboxOperation.Kind.REPLAY, options)
         rows = OutboxEvent.objects.using(alias)
         left = cli.count_left(rows, options, now)
         try:
@@ -70,7 +71,7 @@ class Command(OutboxCommand):
         more = ""
         if listener is not None:
             rows = cli.filtered(rows, {**options, "listener": None}, now, at="occurred_at")
-            more = _give(rows, listener, spacing, f"{verb} {count}", dry=dry)
+            more = _give(rows, listener, spacing, f"{verb} {count}", by=by.by, dry=dry)
         end = more + _end(spacing)
         if count == limit:  # other ids may be dead, too
             self.stdout.write(f"{verb} {count}{end}")
@@ -95,7 +96,13 @@ def _may_lack_events(alias: str, options: dict[str, Any]) -> Listener | None:
 
 
 def _give(
-    rows: OutboxQuerySet, listener: Listener, spacing: Spacing | None, done: str, *, dry: bool
+    rows: OutboxQuerySet,
+    listener: Listener,
+    spacing: Spacing | None,
+    done: str,
+    *,
+    by: str,
+    dry: bool,
 ) -> str:
     """Insert the deliveries that a listener lacks, part by part; return how many, as a text.
 
@@ -105,7 +112,7 @@ def _give(
         return f", would insert {sum(map(len, lacking(rows, listener)))}"
     count = 0
     try:
-        for inserted in deliver_parts(rows, listener, spacing):
+        for inserted in deliver_parts(rows, listener, spacing, by=by):
             count += inserted
     except KeyboardInterrupt as error:
         text = f"{done}, inserted {count}, interrupted. To continue, repeat the command"
