@@ -158,6 +158,10 @@ class OutboxOperation(models.Model):
     def __str__(self) -> str:
         return f"{self.Kind(self.kind).label} {self.about}".strip()
 
+    @property
+    def processed(self) -> int:
+        return int(self.done + self.skipped)
+
     def add(self, count: int, *, using: str) -> None:
         """Count what a batch changed; with the first one, write the row."""
         changes: dict[str, Any] = {"done": F("done") + count}

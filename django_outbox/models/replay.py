@@ -52,6 +52,11 @@ class Spacing:
         self.last_at: datetime | None = None  # the last due time that was given
         self._interval = timedelta(seconds=1 / per_second(rate))
 
+    def room(self, now: datetime, within: timedelta) -> int:
+        """Return how many due times are left until that long after ``now``."""
+        left = now + within - max(self.next_at or now, now)
+        return max(left // self._interval + 1, 0)
+
     def take(self, count: int, now: datetime) -> list[datetime]:
         """Return the next due times, none before ``now``."""
         first = max(self.next_at or now, now)

@@ -38,6 +38,7 @@ from .engine import new_owner, served
 from .heartbeat import renew
 from .held import SAFE_PART, Held
 from .leases import Releases
+from .operations import work_off_all
 from .pauses import KnownPauses, end_pauses
 from .polling import Wakeup
 from .ready import Lane, Ready
@@ -143,6 +144,7 @@ class Drain(Settles):
         connection, known = self._connection, self._settings.queues
         if self._at is not None:
             self._horizon = (self._at - dialect_of(connection).clock()).total_seconds()
+        work_off_all(connection)
         others = dialect_of(connection).other_queues(known=[*known])
         for pause in dialect_of(connection).stranded():
             deque(bring_home(connection, pause), maxlen=0)

@@ -17,6 +17,7 @@ from .heartbeat import Heartbeat, Statistics
 from .held import Held
 from .housekeeper import Housekeeper, Purger
 from .leases import ActiveLease, Releases
+from .operations import Operations
 from .pauses import KnownPauses
 from .polling import Wakeup
 from .quarantine import Quarantine
@@ -59,9 +60,10 @@ class Engine:
         if settings.MODE == "single_node":
             self.active = ActiveLease(me=me, lease=settings.LEASE, poll=settings.POLL_INTERVAL)
         self.claimer = self._make_claimer()
+        operations = Operations(me=me, lease=settings.LEASE, wakeup=self.wakeup)
         purger = Purger(me=me, lease=settings.LEASE, interval=settings.PURGE_INTERVAL)
         self.housekeeper = Housekeeper(
-            purger=purger if purge else None,
+            chores=[operations, purger] if purge else [operations],
             known_pauses=self._known_pauses,
             wakeup=self.wakeup,
             configured={*settings.queues},

@@ -1,4 +1,4 @@
-"""The housekeeper: purges, ends pauses, and moves what waits in queues that are not configured.
+"""The housekeeper: purges, ends pauses, works off operations, moves what no queue claims.
 
 It has a thread and a database connection of its own, so no claim waits for it.
 """
@@ -8,11 +8,11 @@ from __future__ import annotations
 import logging
 import random
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from math import inf
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 import msgspec
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -48,44 +48,54 @@ Batches = Iterator[int]  # of a purge, which executes their statements
 SCANS: dict[str, Callable[..., Batch | None]] = {"events": scan_events, "streams": scan_streams}
 
 
+class Chore(Protocol):
+    """What one worker does for all, under a lease of a name."""
+
+    def step(self) -> Steps[float]:
+        """Do what is due; return the seconds until the next step."""
+
+    def close(self) -> Steps[None]:
+        """Let another worker continue."""
+
+
 class Housekeeper:
     """Does what is due of this work in each step. One thread only."""
 
     def __init__(
         self,
         *,
-        purger: Purger | None,
+        chores: Sequence[Chore],
         known_pauses: KnownPauses,
         wakeup: Wakeup,
         configured: Collection[str],
         adopts: bool,
     ) -> None:
         """``adopts``: it moves what waits in queues that are not ``configured``."""
-        self._purger, self._known_pauses, self._wakeup = purger, known_pauses, wakeup
+        self._due_at = dict.fromkeys(chores, 0.0)  # monotonic; the next step of each
+        self._known_pauses, self._wakeup = known_pauses, wakeup
         self._configured = configured
-        # Monotonic: the next search and step of the purge, the end of pauses that was handled.
+        # Monotonic: the next search, the end of pauses that was handled.
         self._search_at = monotonic() + random.uniform(0.0, SEARCH_INTERVAL) if adopts else inf
-        self._purge_at, self._ended_at = 0.0 if purger else inf, 0.0
+        self._ended_at = 0.0
 
     def step(self) -> Steps[float]:
         """Do what is due; return the seconds until the next step."""
-        yield from in_turn(self._end_pauses(), self._adopt(), self._purge())
+        yield from in_turn(self._end_pauses(), self._adopt(), *map(self._do, self._due_at))
         now = monotonic()
         # The claimer may know of another end.
-        times = [self._purge_at, self._search_at, now + READ_INTERVAL]
+        times = [*self._due_at.values(), self._search_at, now + READ_INTERVAL]
         if self._known_pauses.ends_at != self._ended_at:
             times.append(self._known_pauses.ends_at)
         return max(min(times) - now, 0.001)
 
     def close(self) -> Steps[None]:
-        """Let another worker continue the purge."""
-        if self._purger is not None:
-            yield from self._purger.close()
+        """Let another worker continue."""
+        yield from in_turn(*(each.close() for each in self._due_at))
 
-    def _purge(self) -> Steps[None]:
-        if self._purger is not None and monotonic() >= self._purge_at:
-            pause = yield from self._purger.step()
-            self._purge_at = monotonic() + pause
+    def _do(self, chore: Chore) -> Steps[None]:
+        if monotonic() >= self._due_at[chore]:
+            pause = yield from chore.step()
+            self._due_at[chore] = monotonic() + pause
 
     def _end_pauses(self) -> Steps[None]:
         ends_at = self._known_pauses.ends_at

@@ -1,21 +1,36 @@
-"""The log of operations: what people do is in it, whichever way they do it."""
+"""Operations: the log of what people do, whichever way, and what a worker works off."""
 
 from __future__ import annotations
 
-from datetime import timedelta
+import json
+from datetime import datetime, timedelta, timezone
 from io import StringIO
 from typing import Any
 
 import pytest
 from django.core.management import call_command
-from django.db import transaction
+from django.db import connection, transaction
+from django.db.models import Q
 
 import django_outbox as outbox
 from django_outbox.listeners.outcomes import Status
-from django_outbox.models import OutboxEvent, OutboxOperation, OutboxPause, OutboxStream
-from django_outbox.models.operation import KEPT
+from django_outbox.models import (
+    OutboxEvent,
+    OutboxLease,
+    OutboxOperation,
+    OutboxPause,
+    OutboxQuerySet,
+    OutboxStream,
+    bulk,
+)
+from django_outbox.models.bulk import apply_to_batch, work_off
+from django_outbox.models.fields import DatabaseNow, IsDead
+from django_outbox.models.operation import KEPT, condition
+from django_outbox.worker.effects import perform
+from django_outbox.worker.operations import Operations
+from django_outbox.worker.polling import Wakeup
 from tests.cases import cases
-from tests.table import insert, keyed, now, undone
+from tests.table import histories, insert, keyed, listening, now, undone
 
 pytestmark = pytest.mark.django_db
 
@@ -156,3 +171,212 @@ def test_only_bulk_changes_that_can_be_stored_are_begun() -> None:
         with pytest.raises(ValueError, match="expected"):
             begin("replay", unfit)
     assert not OutboxOperation.objects.exists()
+
+
+FILTERS = {
+    "a value": Q(event_type="order.paid"),
+    "values": Q(pk__in=["event-1", "event-2"]),
+    "one of two": Q(event_type="order.paid") | Q(aggregate_id="17"),
+    "all but": ~Q(event_type="order.paid"),
+    "all but NULL": ~Q(aggregate_id="17"),
+    "NULL": Q(aggregate_id=None),
+    "a time": Q(created_at__lt=datetime(2026, 1, 1, 12, tzinfo=timezone.utc)),
+    "a year": Q(created_at__year=2026),
+    "now": Q(available_at__lte=DatabaseNow()),
+    "a key": Q(stream__of_key="k"),
+    "an event": Q(id__of_event="event-1"),
+    "a beginning": Q(event_type__startswith="order.p"),
+    "dead": Q(IsDead("status")),
+}
+
+
+@cases("name", FILTERS)
+@undone()
+def test_filters_mean_the_same_to_a_worker(name: str) -> None:
+    at = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)
+    insert(1, event_id="event-1", event_type="order.paid", created_at=at - HOUR, aggregate_id="17")
+    insert(1, event_id="event-2", event_type="order.sent", created_at=at + HOUR, due=3600)
+    dead(1, event_id="event-3", event_type="order.paid", created_at=at.replace(year=2025))
+    keyed("k", 1)
+    rows = OutboxEvent.objects.filter(FILTERS[name]).order_by("pk")
+    operation = OutboxOperation.objects.begin("replay", rows)
+    again = condition(json.loads(operation.filters or ""))
+    found = [*OutboxEvent.objects.filter(again).order_by("pk").values_list("pk", flat=True)]
+    assert found == [each.pk for each in rows]
+    assert 0 < len(found) < 4
+
+
+# --- a worker -------------------------------------------------------------------------------------
+
+
+def worker(me: str = "w") -> Operations:
+    return Operations(me=me, lease=30.0, wakeup=Wakeup())
+
+
+def steps(operations: Operations, count: int = 20) -> float:
+    """Make steps of the housekeeper; return the seconds until its next one."""
+    for _ in range(count):
+        wait = perform(connection, operations.step())
+    return wait
+
+
+def begin(kind: str = "replay", **given: Any) -> OutboxOperation:
+    return OutboxOperation.objects.begin(kind, OutboxEvent.objects.all(), by="ada", **given)
+
+
+def counts() -> tuple[str, int, int]:
+    row = OutboxOperation.objects.get()
+    return row.state, row.done, row.skipped
+
+
+def dead_left() -> int:
+    return OutboxEvent.objects.dead().count()
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make batches of two."""
+    monkeypatch.setattr(bulk, "BATCH_SIZE", 2)
+
+
+@cases("kind", ["replay", "discard", "run_now"])
+@undone()
+def test_a_worker_works_off_what_matched_at_the_beginning(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk, "BATCH_SIZE", 2)
+    (waiting if kind == "run_now" else dead)(5)
+    others = keyed("k", 1, status=Status.DONE)
+    operation = begin(kind)
+    OutboxOperation.objects.filter(pk=operation.pk).update(started_at=now() - HOUR / 60)
+    later = [] if kind == "run_now" else dead(1)
+    OutboxEvent.objects.dead().exclude(pk__in=later).update(done_at=now() - HOUR)
+    steps(worker())
+    assert counts() == ("done", 5, 0)
+    assert log() == [(kind, "ada", 5)]
+    left = OutboxEvent.objects.filter(pk__in=[*others, *later])
+    assert left.exclude(status=Status.NEW).count() == len(others) + len(later)
+    assert OutboxEvent.objects.due().count() == (0 if kind == "discard" else 5)
+    assert OutboxOperation.objects.get().ended_at is not None
+
+
+def test_what_dies_again_is_not_replayed_again(small: None) -> None:
+    ids = sorted(dead(5))
+    begin()
+    OutboxEvent.objects.filter(pk__in=ids).update(done_at=now() - HOUR)
+    assert work_off(OutboxOperation.objects.get().pk, connection).changed == 2
+    OutboxEvent.objects.filter(pk__in=ids[:2]).update(status=Status.DEAD, done_at=now() - HOUR)
+    steps(worker())
+    assert counts() == ("done", 5, 0)
+    assert {*OutboxEvent.objects.dead().values_list("pk", flat=True)} == {*ids[:2]}
+
+
+def test_a_limit(small: None) -> None:
+    ids = sorted(dead(8))
+    begin(limit=3)
+    steps(worker())
+    assert counts() == ("done", 3, 0)
+    assert {*OutboxEvent.objects.dead().values_list("pk", flat=True)} == {*ids[3:]}
+
+
+def test_a_rate_makes_few_due_at_a_time() -> None:
+    dead(300)
+    begin(rate="10/s")
+    busy = worker()
+    assert 0 < steps(busy, 1) <= 5
+    first = OutboxOperation.objects.get()
+    assert first.state == "open"
+    assert 100 <= first.done <= 102  # what is due within ten seconds
+    assert steps(busy, 3) > 0
+    assert counts() == ("open", first.done, 0)
+    dues = [*OutboxEvent.objects.filter(status=Status.NEW).values_list("available_at", flat=True)]
+    assert max(dues) - min(dues) == (len(dues) - 1) * timedelta(seconds=0.1)
+    OutboxOperation.objects.update(
+        next_at=now() - HOUR
+    )  # no worker was there: nothing is caught up
+    steps(busy, 1)
+    assert 100 <= OutboxOperation.objects.get().done - first.done <= 102
+
+
+def test_a_stop_leaves_the_rest(small: None) -> None:
+    dead(5)
+    operation = begin()
+    assert work_off(operation.pk, connection).changed == 2
+    assert OutboxOperation.objects.all().stop(by="ben") == 1
+    assert OutboxOperation.objects.all().stop(by="eve") == 0
+    steps(worker())
+    assert counts() == ("stopped", 2, 0)
+    assert (OutboxOperation.objects.get().stopped_by, dead_left()) == ("ben", 3)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_worker_that_dies_in_a_batch_repeats_nothing_and_loses_nothing(
+    small: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead(5)
+    operation = begin()
+    assert work_off(operation.pk, connection).changed == 2
+
+    def killed(*given: Any) -> int:
+        apply_to_batch(*given)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(bulk, "apply_to_batch", killed)
+        with pytest.raises(KeyboardInterrupt):
+            perform(connection, worker("killed").step())
+    assert (counts(), dead_left()) == (("open", 2, 0), 3)
+    OutboxLease.objects.update(locked_until=now() - HOUR)
+    steps(worker())
+    assert (counts(), dead_left()) == (("done", 5, 0), 0)
+    replays = [each for each in histories() if each.kind == "replayed"]
+    assert (len(replays), {each.by for each in replays}) == (5, {"ada"})
+
+
+def test_one_worker_at_a_time(small: None) -> None:
+    dead(5)
+    begin(rate="1/h", limit=2)
+    first, second = worker("first"), worker("second")
+    steps(first, 1)
+    OutboxOperation.objects.update(next_at=now() - HOUR)
+    steps(second, 3)
+    assert counts() == ("open", 1, 0)
+    perform(connection, first.close())  # it stops
+    steps(second, 1)
+    assert counts() == ("done", 2, 0)
+
+
+def test_several_take_turns(small: None) -> None:
+    dead(7, event_type="a")
+    dead(3, event_type="b")
+    for name in "ab":
+        rows = OutboxEvent.objects.filter(event_type=name)
+        OutboxOperation.objects.begin("replay", rows)
+    busy = worker()
+    steps(busy)
+    assert [done for _, _, done in log()] == [7, 3]
+    ended = [*OutboxOperation.objects.order_by("pk").values_list("ended_at", flat=True)]
+    assert ended[1] < ended[0]
+    steps(busy, 1)
+    assert not OutboxLease.objects.filter(locked_by__isnull=False).exists()
+
+
+def test_rows_that_another_transaction_has_locked_are_skipped_and_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dead(3)
+    begin()
+    with monkeypatch.context() as patched:
+        lock = OutboxQuerySet.lock_unlocked
+        patched.setattr(OutboxQuerySet, "lock_unlocked", lambda rows: lock(rows)[:2])
+        steps(worker())
+    assert (counts(), dead_left()) == (("done", 2, 1), 1)
+
+
+def test_a_drain_works_off_what_is_open() -> None:
+    dead(3)
+    begin()
+    with listening(lambda event: None):
+        outbox.drain()
+    assert counts() == ("done", 3, 0)
+    assert not OutboxEvent.objects.exclude(status=Status.DONE).exists()

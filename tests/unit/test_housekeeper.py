@@ -20,7 +20,7 @@ class Keeping:
     def __init__(self, *, adopts: bool = True) -> None:
         self.pauses, self.wakeup = KnownPauses(), Wakeup()
         self.keeper = Housekeeper(
-            purger=None,
+            chores=[],
             known_pauses=self.pauses,
             wakeup=self.wakeup,
             configured=["default", "mail"],

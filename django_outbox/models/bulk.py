@@ -1,0 +1,123 @@
+"""What people do to many events: replay, discard, run now, skip; a batch is one transaction."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final, NamedTuple
+
+from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import F
+
+from ..sql import dialect_of
+from . import OutboxEvent, OutboxOperation, OutboxQuerySet
+from .fields import DatabaseNow
+from .operation import condition
+from .replay import BATCH_SIZE, Spacing, lock_streams
+
+Kind: Final = OutboxOperation.Kind
+
+# Due times that a worker gives in advance: a stop leaves what has got one.
+AHEAD: Final = timedelta(seconds=10)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action:
+    """A change that people make, and of which events."""
+
+    applicable: Callable[[OutboxQuerySet], OutboxQuerySet]  # selects the events that allow it
+    apply: Callable[[OutboxQuerySet, OutboxOperation, Spacing | None], int]
+    batch_size: int = BATCH_SIZE  # events per transaction; workers and writers never wait long
+
+
+ACTIONS: Final = {
+    Kind.REPLAY: Action(
+        applicable=OutboxQuerySet.dead,
+        apply=lambda rows, operation, spacing: rows.replay(by=operation, rate=spacing),
+    ),
+    Kind.DISCARD: Action(
+        applicable=OutboxQuerySet.dead,
+        apply=lambda rows, operation, spacing: rows.discard(by=operation),
+    ),
+    Kind.RUN_NOW: Action(
+        applicable=OutboxQuerySet.waiting,
+        apply=lambda rows, operation, spacing: rows.run_now(by=operation),
+    ),
+    Kind.SKIP: Action(
+        applicable=OutboxQuerySet.skippable,
+        apply=lambda rows, operation, spacing: rows.skip(by=operation),
+        batch_size=1,  # a worker may claim the stream at any moment; then nothing is logged
+    ),
+}
+
+
+def apply_to_batch(
+    batch: OutboxQuerySet, operation: OutboxOperation, spacing: Spacing | None = None
+) -> int:
+    """Do what the operation says to one batch; return how many events it changed.
+
+    Lock the events first, so that the log counts exactly those that the action changed. Rows that
+    are locked elsewhere are skipped, so that the action does not wait for them.
+    """
+    connection, action = connections[batch.db], ACTIONS[Kind(operation.kind)]
+    rows = action.applicable(batch).order_by()
+    with dialect_of(connection).read_committed():
+        lock_streams(rows)  # first, as writers do
+        locked = rows.lock_unlocked()
+        events = OutboxEvent.objects.using(batch.db).filter(pk__in=locked)
+        return action.apply(events, operation, spacing) if locked else 0
+
+
+class Worked(NamedTuple):
+    """The result of a step of an operation."""
+
+    changed: int
+    wait: float | None  # seconds until its next step; None: it has ended
+
+
+def work_off(pk: int, connection: BaseDatabaseWrapper) -> Worked:
+    """Do the next batch of an open operation, and note how far it is in the same transaction.
+
+    The row is locked: of two workers, one finds what the other has done.
+    """
+    every, dialect = OutboxOperation.objects.using(connection.alias), dialect_of(connection)
+    with dialect.read_committed():
+        every.filter(pk=pk).lock()
+        if (operation := every.open().filter(pk=pk).first()) is None:
+            return Worked(0, None)  # stopped, or another worker was faster
+        now, spacing = dialect.clock(), None
+        if operation.rate is not None:
+            spacing = Spacing(operation.rate, start=operation.next_at)
+            if wait := _wait(spacing, now):
+                return Worked(0, wait)
+        size = _size(operation, spacing, now)
+        events = OutboxEvent.objects.using(connection.alias)
+        rows = events.filter(condition(json.loads(operation.filters or "[]")))
+        found = ACTIONS[Kind(operation.kind)].applicable(rows)
+        batches = found.batches(size=size, after=operation.after, until=operation.started_at)
+        ids = next(batches, [])
+        changed = apply_to_batch(events.filter(pk__in=ids), operation, spacing) if ids else 0
+        is_over = len(ids) < size or operation.processed + size == operation.limit
+        changes: dict[str, Any] = {"skipped": F("skipped") + len(ids) - changed}
+        if ids:
+            changes["after"] = ids[-1]
+        if is_over:
+            changes |= {"state": OutboxOperation.State.DONE, "ended_at": DatabaseNow()}
+        if spacing is not None:
+            changes["next_at"] = spacing.next_at
+        every.filter(pk=pk).update(**changes)
+    return Worked(changed, None if is_over else 0.0)
+
+
+def _wait(spacing: Spacing, now: datetime) -> float:
+    """Return the seconds until more due times are to be given; 0 once half of them have passed."""
+    left = (spacing.next_at or now) - now - AHEAD / 2
+    return max(left.total_seconds(), 0.0)
+
+
+def _size(operation: OutboxOperation, spacing: Spacing | None, now: datetime) -> int:
+    size = BATCH_SIZE if spacing is None else min(BATCH_SIZE, spacing.room(now, AHEAD))
+    return size if operation.limit is None else min(size, operation.limit - operation.processed)
