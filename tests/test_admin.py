@@ -20,13 +20,14 @@ from django.test import Client
 from django.urls import reverse
 
 import django_outbox as outbox
-from django_outbox.admin import bulk_actions, changelist, display, list_filters
+from django_outbox.admin import changelist, display, list_filters
 from django_outbox.admin.event_admin import OutboxEventAdmin
 from django_outbox.events import least_id, stream_of
 from django_outbox.listeners import registry
 from django_outbox.listeners.error_texts import normalised
 from django_outbox.listeners.outcomes import Status
-from django_outbox.models import OutboxEvent
+from django_outbox.models import OutboxEvent, OutboxOperation
+from django_outbox.worker.operations import work_off_all
 from tests import table
 from tests.browser import scene
 from tests.cases import cases
@@ -140,11 +141,9 @@ def traces() -> list[tuple[str, int]]:
     return sorted(LogEntry.objects.values_list("object_id", "action_flag"))
 
 
-def shared_trace() -> tuple[str, int, str]:
-    """Return what the one entry in the log says of several events: how many, flag, and which."""
-    entry = LogEntry.objects.get()
-    assert entry.object_id is None
-    return entry.object_repr, entry.action_flag, entry.get_change_message()
+def operation() -> tuple[str, int, str]:
+    """Return what the one operation in the log is, how many it changed, and which."""
+    return OutboxOperation.objects.values_list("kind", "done", "about").get()
 
 
 # --- who may do what ----------------------------------------------------------------------------
@@ -348,7 +347,7 @@ def test_nothing_is_done_before_a_page_has_asked(verb: str) -> None:
     response = say_yes(client, page)
     assert response.status_code == 302
     assert said(response).startswith("2 deliveries were")
-    assert shared_trace()[2].endswith(f": {', '.join(each.pk for each in dead)}")
+    assert operation()[1:] == (2, ", ".join(sorted(each.pk for each in dead)))
 
     page = client.get(url_of(verb, make().pk))
     assert f"{verb.title()} 1 delivery?" in page.content.decode()
@@ -370,15 +369,16 @@ def test_what_waits_runs_now() -> None:
     assert {e.pk for e in OutboxEvent.objects.due()} == {e.pk for e in waiting}
     assert OutboxEvent.objects.get(pk=waiting[1].pk).attempts == 3
     ids = ", ".join(each.pk for each in waiting)
-    assert shared_trace() == ("2 deliveries", CHANGE, f"Made due now. 2 deliveries: {ids}")
+    assert operation() == ("run_now", 2, ids)
 
 
-def test_events_replayed_together_share_an_entry_and_one_has_its_own() -> None:
+def test_events_replayed_together_are_one_operation_and_one_has_an_entry_too() -> None:
     events = [make() for _ in range(3)]
     client = visitor("view", "replay")
     assert said(act(client, "replay", *events)) == "3 deliveries were replayed."
     ids = ", ".join(each.pk for each in events)
-    assert shared_trace() == ("3 deliveries", CHANGE, f"Replayed. 3 deliveries: {ids}")
+    assert operation() == ("replay", 3, ids)
+    assert traces() == []
     for event in events:  # who replayed it is in its history
         assert table.history(event.pk)[-1].by == User.objects.get().username
     single = make()
@@ -408,37 +408,68 @@ def all_url(verb: str) -> str:
     return reverse(f"admin:django_outbox_outboxevent_{verb}_all")
 
 
-def test_a_bulk_action_continues_from_page_to_page_and_ends(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """It ends although its events die again and new ones die, and it can be resumed."""
-    monkeypatch.setattr(bulk_actions, "BATCH_SIZE", 2)
-    monkeypatch.setattr(bulk_actions, "SECONDS_PER_REQUEST", 0)
-    for _ in range(5):
-        make(done_at=NOW - HOUR)
-    client = visitor("view", "replay")
-    page = client.get(all_url("replay"))
-    told = []
-    for _ in range(9):
-        page = say_yes(client, page)
-        if page.status_code == 302:
-            break
-        told += re.findall(r"<h2[^>]*>([^<]+)</h2>\s*<p>", page.content.decode())
-        alive = OutboxEvent.objects.filter(status=Status.NEW)
-        alive.update(status=Status.DEAD, done_at=table.now() + HOUR)
-        make(done_at=table.now() + HOUR)
-    assert told == [f"{n} deliveries were replayed." for n in (2, 4, 5)]
-    assert said(page) == "5 deliveries were replayed."
-    assert shared_trace()[0] == "5 deliveries"  # one entry, whatever the number of pages
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_worker_acts_on_all_that_match(verb: str) -> None:
+    """The page names filter and count; a yes changes no event yet, and leads to the operations."""
+    these = [make(event_type="a").pk for _ in range(5)]
+    others = [make(event_type="b").pk, make(Status.DONE, event_type="a").pk]
+    client, before = visitor("view", verb), checksum()
+    url = f"{all_url(verb)}?event_type=a&state=dead"
+    page = html.unescape(body(client, url))
+    assert f"{verb.title()} 5 deliveries?" in page
+    assert not OutboxOperation.objects.exists()
+    response = client.post(url, {"limit": "4", "rate": "100/s"})
+    assert response.url == reverse("admin:django_outbox_outboxoperation_changelist")
+    assert checksum() == before
+    begun = OutboxOperation.objects.get()
+    assert (begun.kind, begun.state, begun.matched, begun.limit) == (verb, "open", 5, 4)
+    assert begun.by == User.objects.get().username
+    assert begun.rate == ("100/s" if verb == "replay" else None)  # nothing else takes one
+    assert "event type: a" in begun.about
+    work_off_all(connection)
+    changed = OutboxEvent.objects.exclude(status=Status.DEAD).exclude(pk__in=others)
+    assert [each.pk for each in changed] == (these[:4] if verb == "replay" else [])
+    assert {*OutboxEvent.objects.dead().values_list("pk", flat=True)} == {these[4], others[0]}
 
 
-def test_a_bulk_action_with_an_invalid_token_is_refused() -> None:
-    event = make()
+@cases(
+    ("given", "told"),
+    [
+        ({"rate": "100"}, "100/m"),
+        ({"rate": "0/s"}, "100/m"),
+        ({"rate": "\0"}, ""),
+        ({"limit": "0"}, ""),
+        ({"limit": "x"}, ""),
+    ],
+)
+@undone()
+def test_a_rate_or_limit_that_is_none_begins_nothing(given: dict[str, str], told: str) -> None:
+    make()
+    page = visitor("view", "replay").post(all_url("replay"), given)
+    assert page.status_code == 200
+    assert 'class="errorlist"' in page.content.decode()
+    assert told in page.content.decode()
+    assert not OutboxOperation.objects.exists()
+
+
+@pytest.mark.parametrize("query", [{"state": "lost"}, {"state": "due"}, {"cause": "0" * 16}])
+def test_what_no_worker_can_work_off_is_refused(query: dict[str, str]) -> None:
+    make()
     client = visitor("view", "replay")
-    for token in ("", "x", "e30:1abc:x", "\0"):
-        assert client.post(all_url("replay"), {"progress": token}).status_code == 400
-    assert client.get(all_url("replay"), {"state": "lost"}).status_code == 302
-    assert OutboxEvent.objects.dead().get() == event
+    response = client.post(f"{all_url('replay')}?{urlencode(query)}", {"rate": ""})
+    assert response.status_code == 302
+    assert not OutboxOperation.objects.exists()
+
+
+@pytest.mark.parametrize("query", [{}, {"q": "order-1"}, {"created_at__year": "2026"}])
+def test_the_search_and_filters_by_column_are_those_of_the_worker(query: dict[str, str]) -> None:
+    found, other = make(aggregate_id="order-1"), make(aggregate_id="order-2")
+    OutboxEvent.objects.filter(pk=found.pk).update(created_at="2026-05-01T12:00Z")
+    OutboxEvent.objects.filter(pk=other.pk).update(created_at="2025-05-01T12:00Z")
+    visitor("view", "replay").post(f"{all_url('replay')}?{urlencode(query)}", {"rate": ""})
+    work_off_all(connection)
+    left = [each.pk for each in OutboxEvent.objects.dead()]
+    assert left == ([other.pk] if query else [])
 
 
 @cases("verb", VERBS)
@@ -476,7 +507,7 @@ def test_deliveries_of_one_event_are_counted_as_such(verb: str) -> None:
     assert f"{verb.title()} 1 delivery?" in bulk
     assert said(say_yes(client, tick(client, verb, mail, audit))).startswith("2 deliveries were ")
     assert [each.pk for each in OutboxEvent.objects.dead()] == [event.pk]
-    assert shared_trace()[0] == "2 deliveries"
+    assert operation()[1] == 2
 
 
 def test_an_id_with_a_slash_can_be_acted_upon() -> None:
@@ -786,11 +817,11 @@ def test_a_short_list_is_read_once(
 def test_actions_cost_few_queries_per_batch(django_assert_max_num_queries: Any) -> None:
     fill(100)
     client = visitor("view", "replay")
-    page = client.get(all_url("replay"))
-    with django_assert_max_num_queries(40):
-        response = say_yes(client, page)
-    assert said(response) == "25 deliveries were replayed."
-    assert shared_trace()[0] == "25 deliveries"
+    with django_assert_max_num_queries(25):
+        client.post(all_url("replay"), {"rate": ""})
+    with django_assert_max_num_queries(25):
+        work_off_all(connection)
+    assert operation()[1] == 25
 
 
 def test_the_list_counts_no_further_than_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:

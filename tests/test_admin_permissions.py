@@ -11,17 +11,23 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.urls import reverse
 
-from django_outbox.models import OutboxEvent, OutboxPause, OutboxStatistics, OutboxStream
+from django_outbox.models import (
+    OutboxEvent,
+    OutboxOperation,
+    OutboxPause,
+    OutboxStatistics,
+    OutboxStream,
+)
 from tests.cases import cases
 from tests.table import stream_row, undone
 from tests.test_admin import checksum, make, traces, visitor
 
 pytestmark = pytest.mark.django_db
 
-MODELS = OutboxEvent, OutboxStream, OutboxPause, OutboxStatistics
+MODELS = OutboxEvent, OutboxStream, OutboxPause, OutboxOperation, OutboxStatistics
 LISTED = ("changelist", "change", "history")
 READ = [
-    *(f"{kind}_{page}" for kind in ("event", "stream", "pause") for page in LISTED),
+    *(f"{kind}_{page}" for kind in ("event", "stream", "pause", "operation") for page in LISTED),
     "event_groups",
     "statistics_changelist",
     "statistics_refresh",
@@ -29,7 +35,10 @@ READ = [
 REPLAY = ["event_replay", "event_replay_all", "event_run_now", "event_run_now_all"]
 DISCARD = ["event_discard", "event_discard_all", "event_skip"]
 # Django's pages for rows, closed to all.
-CLOSED = ["event_add", "event_delete", "stream_add", "stream_delete", "pause_delete"]
+CLOSED = [
+    *(f"{kind}_{page}" for kind in ("event", "stream", "operation") for page in ("add", "delete")),
+    "pause_delete",
+]
 
 
 def pages() -> Iterator[tuple[str, str]]:
@@ -38,7 +47,9 @@ def pages() -> Iterator[tuple[str, str]]:
     stream_row("k").save()
     OutboxPause.objects.pause("stream", "k")
     pause = OutboxPause.objects.get().pk
+    operation = OutboxOperation.objects.begin("replay", OutboxEvent.objects.all()).pk
     rows = {OutboxEvent: event, OutboxStream: ":k", OutboxPause: pause, OutboxStatistics: ""}
+    rows[OutboxOperation] = operation
     for model in MODELS:
         for each in site.get_model_admin(model).get_urls():
             if each.name is None:  # Django's old URL of a page, which redirects
@@ -81,14 +92,17 @@ def test_each_page_opens_only_with_its_permission(actor: str) -> None:
     """By GET nothing changes; a POST without a token changes nothing either."""
     make_client, opened = ACTORS[actor]
     found = list(pages())
-    every = {*READ, *REPLAY, *DISCARD, *CLOSED, "pause_add"}
+    every = {*READ, *REPLAY, *DISCARD, *CLOSED, "pause_add", "operation_stop"}
     assert {name for name, _url in found} == every
     before, client = checksum(), make_client()
     for name, url in found:
         expected = 302 if opened is None else 200 if name in opened else 403
+        if name == "operation_stop" and opened is not None:
+            expected = 405
         assert client.get(url).status_code == expected, url
         data = {"action": "replay", "_selected_action": "k", "outbox_confirmed": "yes"}
         refused = client.post(url, {**data, "outbox_event": "event-0000", "progress": "x"})
         assert refused.status_code == 403, url
     assert (checksum(), traces()) == (before, [])
     assert OutboxPause.objects.exists()
+    assert OutboxOperation.objects.open().count() == 1

@@ -9,16 +9,14 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.auth.models import User
 from django.core.management import CommandError, call_command
 from django.test import Client
 from django.urls import reverse
 
 import django_outbox as outbox
-from django_outbox.admin import bulk_actions
 from django_outbox.listeners.outcomes import Status
-from django_outbox.models import OutboxEvent, OutboxStream
+from django_outbox.models import OutboxEvent, OutboxOperation, OutboxStream
 from django_outbox.models.replay import Spacing
 from tests.table import histories, history, insert, keyed, listening, now, row, stream_due_in
 
@@ -75,14 +73,8 @@ def boss(admin_user: User) -> Client:
     return client
 
 
-def token(page: Any) -> str:
-    found = re.search(r'name="progress" value="([^"]+)"', page.content.decode())
-    assert found is not None
-    return found[1]
-
-
-def paces(page: Any) -> list[str]:
-    return re.findall(r'type="radio" name="pace" value="(\w+)"', page.content.decode())
+def fields(page: Any) -> list[str]:
+    return re.findall(r'name="(rate|limit)"', page.content.decode())
 
 
 def said(response: Any) -> str:
@@ -98,80 +90,37 @@ def ticked(client: Client, ids: list[str], **more: str) -> Any:
     return client.post(reverse(LIST), data)
 
 
-def test_the_confirmation_offers_a_choice_for_several_events(boss: Client) -> None:
+def test_the_confirmation_offers_a_rate_for_several_events(boss: Client) -> None:
     several, (one,) = dead(2), dead()
-    choices = ["at_once", "slowly", "first"]
-    assert paces(ticked(boss, several)) == choices
-    assert paces(boss.get(reverse(ALL))) == choices
-    assert paces(ticked(boss, [one])) == []
+    assert fields(ticked(boss, several)) == ["rate"]
+    assert fields(boss.get(reverse(ALL))) == ["rate", "limit"]
+    assert fields(ticked(boss, [one])) == []
     discard = reverse("admin:django_outbox_outboxevent_discard_all")
-    assert paces(boss.get(discard)) == []
+    assert fields(boss.get(discard)) == ["limit"]
+
+
+def test_the_confirmation_says_how_long_a_rate_takes(boss: Client) -> None:
+    dead(300)
+    page = boss.get(reverse(ALL)).content.decode()
+    assert "100/m: 3 min" in page
+    assert "10/s: 30 s" in page
 
 
 def test_ticked_events_are_replayed_slowly(boss: Client) -> None:
     ids = sorted(dead(3))
-    response = ticked(boss, ids[::-1], pace="slowly")
+    response = ticked(boss, ids[::-1], rate="100/m")
     assert "3 deliveries were replayed. They are due one after the other, the last at " in said(
         response
     )
     assert steps(times(ids)) == {timedelta(seconds=0.6)}
 
 
-def test_only_the_first_ten_of_the_ticked_ones_are_replayed(boss: Client) -> None:
-    ids = sorted(dead(12))
-    response = ticked(boss, ids[::-1], pace="first")
-    assert said(response) == "10 deliveries were replayed."
-    assert {*OutboxEvent.objects.dead().values_list("pk", flat=True)} == {*ids[10:]}
-
-
-def test_all_that_match_are_replayed_slowly_over_several_pages(
-    boss: Client, monkeypatch: pytest.MonkeyPatch, admin_user: User
-) -> None:
-    monkeypatch.setattr(bulk_actions, "BATCH_SIZE", 2)
-    monkeypatch.setattr(bulk_actions, "SECONDS_PER_REQUEST", 0)
-    ids = sorted(dead(5))
-    page = boss.get(reverse(ALL))
-    data = {"progress": token(page), "pace": "slowly"}
-    pages = 0
-    while (page := boss.post(reverse(ALL), data)).status_code == 200:
-        data, pages = {"progress": token(page)}, pages + 1  # the token has the pace from now on
-    assert pages == 3
-    assert steps(times(ids)) == {timedelta(seconds=0.6)}
-    assert "5 deliveries were replayed. They are due one after the other" in said(page)
-    entry = LogEntry.objects.get()
-    assert (entry.object_repr, entry.action_flag, entry.object_id) == ("5 deliveries", CHANGE, None)
-    assert {each.by for each in histories() if each.kind == "replayed"} == {admin_user.username}
-
-
-def test_only_the_first_ten_of_all_that_match_are_replayed(
-    boss: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bulk_actions, "BATCH_SIZE", 4)
-    ids = sorted(dead(15))
-    page = boss.get(reverse(ALL))
-    response = boss.post(reverse(ALL), {"progress": token(page), "pace": "first"})
-    assert said(response) == "10 deliveries were replayed."
-    assert {*OutboxEvent.objects.dead().values_list("pk", flat=True)} == {*ids[10:]}
-
-
-def test_a_pace_that_an_action_does_not_have_changes_nothing(boss: Client) -> None:
-    ids = dead(2)
-    progress = token(boss.get(reverse(ALL)))
-    assert boss.post(reverse(ALL), {"progress": progress, "pace": "x"}).status_code == 400
-    assert ticked(boss, ids, pace="x").status_code == 400
-    discard = reverse("admin:django_outbox_outboxevent_discard_all")
-    progress = token(boss.get(discard))
-    assert boss.post(discard, {"progress": progress, "pace": "first"}).status_code == 400
+def test_ticked_events_are_left_alone_at_another_rate(boss: Client) -> None:
+    page = ticked(boss, sorted(dead(2)), rate="x")
+    assert page.status_code == 200
+    assert 'class="errorlist"' in page.content.decode()
     assert OutboxEvent.objects.dead().count() == 2
-    assert not LogEntry.objects.exists()
-
-
-def test_an_entry_names_at_most_some_ids(boss: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("django_outbox.admin.actions.MAX_NAMED", 2)
-    ids = sorted(dead(3))
-    ticked(boss, ids, pace="at_once")
-    message = LogEntry.objects.get().get_change_message()
-    assert message == f"Replayed. 3 deliveries: {ids[0]}, {ids[1]}, …"
+    assert not OutboxOperation.objects.exists()
 
 
 def dead(count: int = 1, **columns: Any) -> list[str]:

@@ -1,77 +1,51 @@
-"""Actions of users on events, in batches, with one entry in the admin's log for each action."""
+"""Actions of users on events that they have ticked, and how the admin speaks of them."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any, Final
 
 from django.contrib.admin.models import CHANGE, DELETION, LogEntry
-from django.contrib.contenttypes.models import ContentType
-from django.db import connections
 from django.utils.translation import gettext, ngettext, ngettext_lazy
 from django.utils.translation import gettext_lazy as _
 
-from ..models import OutboxEvent, OutboxQuerySet
-from ..models.replay import Spacing, lock_streams
-from ..sql import dialect_of
+from ..models import OutboxEvent, OutboxOperation, OutboxQuerySet, bulk, operation
+from ..models.replay import Spacing
 from . import display, state_filter
 from .changelist import LONG_TEXTS
 
-Apply = Callable[[OutboxQuerySet, str, Spacing | None], int]  # events, who, due times
-
-BATCH_SIZE: Final = 500  # events per transaction; workers and writers never wait long
-MAX_NAMED: Final = 200  # events whose ids the entry of an action names
-MAX_ABOUT: Final = 1000  # characters of the filters that it names
-MAX_REPR: Final = 200  # characters, as in Django
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
-    """How many events an action applies to, and how fast they are delivered then."""
-
-    name: str
-    label: Any  # lazily translated
-    rate: str | None = None  # due one after the other; None: all at once
-    limit: int | None = None  # events at most, the oldest first
-
-    def spacing(self, start: datetime | None = None) -> Spacing | None:
-        """Return the due times of the events, not before ``start``; None: all are due at once."""
-        return None if self.rate is None else Spacing(self.rate, start=start)
-
-
-AT_ONCE: Final = Pace(name="at_once", label=_("All at once"))
-PACES: Final = (
-    AT_ONCE,
-    Pace(name="slowly", label=_("One after the other, 100 a minute"), rate="100/m"),
-    Pace(name="first", label=_("Only the first ten"), limit=10),
-)
+Kind: Final = OutboxOperation.Kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventAction:
     """An action that users can apply to events."""
 
-    name: str
+    kind: OutboxOperation.Kind
     permission: str  # checked on OutboxEvent; one permission may allow several actions
     label: Any  # lazily translated, as are the texts below
     question: Any  # formatted with what ``amount`` says
     hint: Any  # what happens to the deliveries
-    log_message: Any
+    log_message: Any  # in the admin's log of one event
     result_message: Any  # formatted with the number of deliveries
     log_flag: int  # action_flag of the LogEntry
-    applicable: Callable[[OutboxQuerySet], OutboxQuerySet]  # selects the events that allow it
     # Finds candidates by an index, without a full scan.
     scan: state_filter.Scan
-    apply: Apply
-    batch_size: int = BATCH_SIZE  # events per transaction
-    paces: tuple[Pace, ...] = ()  # that users may choose from; none: all at once
+    takes_rate: bool = False  # users may choose how fast
+
+    @property
+    def name(self) -> str:
+        return str(self.kind.value)
+
+    def applicable(self, rows: OutboxQuerySet) -> OutboxQuerySet:
+        """Return the events among these that allow it."""
+        return bulk.ACTIONS[self.kind].applicable(rows)
 
 
 REPLAY: Final = EventAction(
-    name="replay",
+    kind=Kind.REPLAY,
     permission="replay",
     label=_("Replay"),
     question=_("Replay %s?"),
@@ -82,13 +56,11 @@ REPLAY: Final = EventAction(
     log_message=_("Replayed."),
     result_message=ngettext_lazy("%d delivery was replayed.", "%d deliveries were replayed."),
     log_flag=CHANGE,
-    applicable=OutboxQuerySet.dead,
     scan=state_filter.scan_dead,
-    apply=lambda rows, by, spacing: rows.replay(by=by, rate=spacing),
-    paces=PACES,
+    takes_rate=True,
 )
 DISCARD: Final = EventAction(
-    name="discard",
+    kind=Kind.DISCARD,
     permission="discard",
     label=_("Discard"),
     question=_("Discard %s?"),
@@ -96,12 +68,10 @@ DISCARD: Final = EventAction(
     log_message=_("Discarded."),
     result_message=ngettext_lazy("%d delivery was discarded.", "%d deliveries were discarded."),
     log_flag=DELETION,
-    applicable=OutboxQuerySet.dead,
     scan=state_filter.scan_dead,
-    apply=lambda rows, by, spacing: rows.discard(by=by),
 )
 RUN_NOW: Final = EventAction(
-    name="run_now",
+    kind=Kind.RUN_NOW,
     permission="replay",
     label=_("Run now"),
     question=_("Run %s now?"),
@@ -112,12 +82,10 @@ RUN_NOW: Final = EventAction(
     log_message=_("Made due now."),
     result_message=ngettext_lazy("%d delivery was made due.", "%d deliveries were made due."),
     log_flag=CHANGE,
-    applicable=OutboxQuerySet.waiting,
     scan=state_filter.scan_due_later,
-    apply=lambda rows, by, spacing: rows.run_now(by=by),
 )
 SKIP: Final = EventAction(
-    name="skip",
+    kind=Kind.SKIP,
     permission="discard",
     label=_("Skip"),
     question=_("Skip %s?"),
@@ -128,10 +96,7 @@ SKIP: Final = EventAction(
     log_message=_("Skipped."),
     result_message=ngettext_lazy("%d delivery was skipped.", "%d deliveries were skipped."),
     log_flag=CHANGE,
-    applicable=OutboxQuerySet.skippable,
     scan=state_filter.scan_due_later,
-    apply=lambda rows, by, spacing: rows.skip(by=by),
-    batch_size=1,  # a worker may claim the stream at any moment; then nothing is logged
 )
 BULK_ACTIONS: Final = (REPLAY, RUN_NOW, DISCARD)  # actions for all events that match a filter
 ACTIONS: Final = (*BULK_ACTIONS, SKIP)
@@ -184,80 +149,33 @@ class ActionResult:
         return " ".join(sentences)
 
 
-def apply_to_batch(
-    action: EventAction, batch: OutboxQuerySet, *, log: ActionLog, spacing: Spacing | None = None
-) -> int:
-    """Apply the action to one batch; return how many events it changed.
+def apply_at_once(
+    action: EventAction, ids: Sequence[str], *, alias: str, user: Any, rate: str | None
+) -> ActionResult:
+    """Apply the action in batches to those of these events that allow it.
 
-    Lock the events first, so that the log counts exactly those that the action changed. Rows that
-    are locked elsewhere are skipped, so that the action does not wait for them.
+    The log of operations gets one row. One event gets an entry in the admin's log, too.
     """
-    connection, rows = connections[batch.db], action.applicable(batch).order_by()
-    with dialect_of(connection).read_committed():
-        lock_streams(rows)  # first, as writers do
-        locked = rows.lock_unlocked()
-        events = OutboxEvent.objects.using(batch.db).filter(pk__in=locked)
-        logged = list(events.order_by("pk").defer(*LONG_TEXTS)) if locked else []
-        count = action.apply(events, log.by, spacing) if locked else 0
-        if count:
-            log.add(logged)
-    return count
-
-
-def last_at(spacing: Spacing | None) -> str:
-    """Return when the last event is due, in words; empty if all are due at once."""
-    return display.exact(spacing.last_at) if spacing is not None else ""
-
-
-class ActionLog:
-    """Writes the entry with the first event, and updates it with each further batch.
-
-    One event has its own entry, as any object in the admin. Several share one, which is about none
-    of them.
-    """
-
-    def __init__(
-        self,
-        message: Any,
-        flag: int,
-        user: Any,
-        *,
-        about: str = "",
-        entry: int | None = None,
-        count: int = 0,
-    ) -> None:
-        """``about``: which events were chosen; ``entry``, ``count``: of an action that goes on."""
-        self._message, self._flag, self._user, self._about = message, flag, user, about
-        self.entry, self.count = entry, count
-        self._ids: list[str] = []
-
-    @property
-    def by(self) -> str:
-        """Return the name of the user."""
-        return str(self._user.get_username())
-
-    def add(self, events: Sequence[OutboxEvent]) -> None:
-        """Note that the action changed these events. Call it in the transaction of the change."""
-        self.count += len(events)
-        self._ids += [each.pk for each in events[: MAX_NAMED - len(self._ids)]]
-        values = self._for_one(events[0]) if self.count == 1 else self._for_all()
-        if self.entry is not None:
-            LogEntry.objects.filter(pk=self.entry).update(**values)
-            return
-        self.entry = LogEntry.objects.create(
-            user_id=self._user.pk,
-            content_type=ContentType.objects.get_for_model(OutboxEvent),
-            action_flag=self._flag,
-            **values,
-        ).pk
-
-    def _for_one(self, event: OutboxEvent) -> dict[str, Any]:
-        text = " ".join(filter(None, [str(self._message), self._about]))
-        return {"object_id": event.pk, "object_repr": str(event)[:MAX_REPR], "change_message": text}
-
-    def _for_all(self) -> dict[str, Any]:
-        number = amount(self.count)
-        more = "" if len(self._ids) >= self.count else ", …"
-        which = self._about or ", ".join(self._ids) + more
-        text = f"{self._message} {number}: {which}"
-        return {"object_id": None, "object_repr": number, "change_message": text}
+    valid = [each for each in ids if "\0" not in each]
+    events = OutboxEvent.objects.using(alias)
+    rows = events.filter(pk__in=valid)
+    fit = sorted(action.applicable(rows).values_list("pk", flat=True))
+    others = Counter(rows.exclude(pk__in=fit).values_list("status", flat=True))
+    one = [*rows.filter(pk__in=fit[:2]).defer(*LONG_TEXTS)]
+    act = operation.acting(action.kind, user.get_username(), ", ".join(fit))
+    done, spacing = 0, Spacing(rate) if rate else None
+    size = bulk.ACTIONS[action.kind].batch_size
+    for start in range(0, len(fit), size):
+        batch = events.filter(pk__in=fit[start : start + size])
+        done += bulk.apply_to_batch(batch, act, spacing)
+    if done and len(one) == 1:
+        LogEntry.objects.log_actions(
+            user.pk, one, action.log_flag, str(action.log_message), single_object=True
+        )
+    return ActionResult(
+        action=action,
+        done=done,
+        not_applicable=others,
+        unavailable=max(len({*ids}) - done - others.total(), 0),
+        last_at=display.exact(spacing.last_at) if spacing else "",
+    )

@@ -3,30 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, Final
 from urllib.parse import urlencode
 
+from django import forms
 from django.contrib import messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.templatetags.admin_urls import add_preserved_filters
-from django.core.exceptions import PermissionDenied
+from django.core.exceptions import PermissionDenied, ValidationError
 from django.db import router
 from django.db.models import Count
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import HttpRequest
 from django.template.response import TemplateResponse
 from django.urls import reverse
+from django.utils.translation import gettext_lazy as _
 
 from ..models import OutboxEvent, OutboxPause, OutboxQuerySet
-from . import bulk_actions, display
-from .actions import AT_ONCE, ActionResult, EventAction, amount
+from ..queue_settings import is_rate, per_second
+from . import display
+from .actions import EventAction, amount, apply_at_once
 from .changelist import LONG_TEXTS
 from .read_only import ReadOnlyAdmin, may
 
 SHOWN: Final = 20  # deliveries that a confirmation page lists
 CONFIRMED_FIELD: Final = "outbox_confirmed"  # form field: the user has confirmed
-PACE_FIELD: Final = "pace"  # form field: the name of the pace
+RATES: Final = ("100/m", "10/s", "100/s")  # that the page suggests
 EVENT_IDS_FIELD: Final = "outbox_event"  # form field: the ids of the confirmed rows
+
+
+class PaceForm(forms.Form):
+    """How fast, and how many at most."""
+
+    rate = forms.CharField(
+        label=_("How fast?"),
+        required=False,
+        help_text=_("Such as 100/m, 10/s or 500/h. Empty: all at once."),
+        widget=forms.TextInput(attrs={"list": "outbox-rates", "size": 10}),
+    )
+    limit = forms.IntegerField(label=_("How many at most?"), required=False, min_value=1)
+
+    def __init__(self, data: Any, *, action: EventAction, is_bulk: bool) -> None:
+        super().__init__(data)
+        if not action.takes_rate:
+            del self.fields["rate"]
+        if not is_bulk:
+            del self.fields["limit"]
+
+    def clean_rate(self) -> str | None:
+        rate: str = self.cleaned_data["rate"]
+        if rate and not is_rate(rate):
+            raise ValidationError(_('Expected a rate such as "100/m", "10/s" or "500/h".'))
+        return rate or None
 
 
 def question(action: EventAction, applicable: OutboxQuerySet) -> dict[str, Any]:
@@ -39,6 +66,7 @@ def question(action: EventAction, applicable: OutboxQuerySet) -> dict[str, Any]:
         "count": count,
         "deliveries": [(display.delivery(each), each.pk) for each in newest[:SHOWN]],
         "further": max(count - SHOWN, 0),
+        "rates": [(each, display.duration(count / per_second(each))) for each in RATES],
     }
 
 
@@ -50,46 +78,23 @@ class ConfirmationAdmin(ReadOnlyAdmin):
     ) -> TemplateResponse | None:
         """Apply the action to the confirmed events, or else ask to confirm these."""
         self.require_permission(request, action)
-        if CONFIRMED_FIELD in request.POST:
-            self.apply(request, action, request.POST.getlist(EVENT_IDS_FIELD))
-            return None
         ticked = request.POST.getlist(ACTION_CHECKBOX_NAME)
+        if CONFIRMED_FIELD in request.POST:
+            ids = request.POST.getlist(EVENT_IDS_FIELD)
+            if self.apply(request, action, ids):
+                return None
         hidden = {"action": [action.name], ACTION_CHECKBOX_NAME: ticked} if ticked else {}
         return self.confirm(request, action, ids, hidden=hidden)
 
-    def apply(self, request: HttpRequest, action: EventAction, ids: Sequence[str]) -> None:
-        pace = bulk_actions.pace_named(action, request.POST.get(PACE_FIELD, AT_ONCE.name))
-        result = bulk_actions.apply_at_once(
-            action, ids, alias=self.alias, user=request.user, pace=pace
-        )
-        self.show_result(request, result)
-
-    def advance(
-        self, request: HttpRequest, action: EventAction, rows: OutboxQuerySet, *, back_url: str
-    ) -> HttpResponse:
-        """Go on with a bulk action for a few seconds; return the next page.
-
-        The form that begins it also has the pace.
-        """
-        progress = bulk_actions.resume(request.POST.get("progress", ""))
-        progress = replace(progress, pace=request.POST.get(PACE_FIELD, progress.pace))
-        progress = bulk_actions.advance(progress, action, rows, user=request.user)
-        if not progress.is_finished:
-            message = action.result_message % progress.done
-            context = {"progress": progress, "message": message, "back_url": back_url}
-            return self.render_page(request, "bulk_action.html", action, context)
-        result = ActionResult(
-            action=action,
-            done=progress.done,
-            unavailable=progress.skipped,
-            last_at=progress.last_at,
-        )
-        self.show_result(request, result)
-        return HttpResponseRedirect(back_url)
-
-    def show_result(self, request: HttpRequest, result: ActionResult) -> None:
+    def apply(self, request: HttpRequest, action: EventAction, ids: Sequence[str]) -> bool:
+        """Apply the action and say what it did; return False if the form is not valid."""
+        if not (form := PaceForm(request.POST, action=action, is_bulk=False)).is_valid():
+            return False
+        rate = form.cleaned_data.get("rate")
+        result = apply_at_once(action, ids, alias=self.alias, user=request.user, rate=rate)
         level = messages.SUCCESS if result.done else messages.WARNING
         self.message_user(request, str(result), level)
+        return True
 
     def confirm(
         self,
@@ -104,9 +109,11 @@ class ConfirmationAdmin(ReadOnlyAdmin):
         valid_ids = [each for each in dict.fromkeys(ids) if "\0" not in each]
         chosen = OutboxEvent.objects.using(self.alias).filter(pk__in=valid_ids)
         applicable = action.applicable(chosen)
-        asked = question(action, applicable)
+        asked, posted = question(action, applicable), request.POST
+        data = posted if CONFIRMED_FIELD in posted else None
         context = {
             **asked,
+            "form": PaceForm(data, action=action, is_bulk=False) if asked["count"] > 1 else None,
             "left_out": len({*ids}) - asked["count"],
             "is_possible": asked["count"] > 0,
             "is_all": True,

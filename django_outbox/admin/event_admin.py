@@ -8,7 +8,7 @@ from typing import Any, Final, cast
 from urllib.parse import urlencode
 
 from django.apps import apps
-from django.contrib import admin
+from django.contrib import admin, messages
 from django.contrib.admin import AdminSite
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.utils import quote, unquote
@@ -23,12 +23,12 @@ from django.views.decorators.http import require_http_methods
 from ..conf import current
 from ..events import aggregate_label
 from ..listeners.outcomes import Status
-from ..models import OutboxEvent, OutboxQuerySet
+from ..models import OutboxEvent, OutboxOperation, OutboxQuerySet
 from ..models.fields import DatabaseNow
-from . import bulk_actions, columns, error_groups
+from . import columns, error_groups
 from .actions import ACTIONS, BULK_ACTIONS, DISCARD, REPLAY, RUN_NOW, EventAction
 from .changelist import EventList, EventSelection
-from .confirmation import question
+from .confirmation import PaceForm, question
 from .list_filters import (
     EventTypeFilter,
     ListenerFilter,
@@ -155,7 +155,7 @@ class OutboxEventAdmin(error_groups.CausesAdmin):
         return HttpResponseRedirect(self.url(request, *page))
 
     def bulk_view(self, request: HttpRequest, *, action: EventAction) -> HttpResponse:
-        """Ask for confirmation on GET; each POST acts for a few seconds, until all are done."""
+        """Ask for confirmation on GET; on POST, have a worker act on all that match."""
         self.require_permission(request, action)
         listed = cast("EventList", self.get_changelist_instance(request))
         back = f"{self.url(request, 'changelist')}?{request.GET.urlencode()}"
@@ -163,10 +163,28 @@ class OutboxEventAdmin(error_groups.CausesAdmin):
             return HttpResponseRedirect(back)
         if error_groups.CauseFilter.parameter_name in request.GET:
             back = self.url(request, "groups")
-        if request.method != "POST":
-            context = {**bulk_confirmation(listed, action, self.alias), "back_url": back}
+        context = bulk_confirmation(listed, action)
+        data = request.POST if request.method == "POST" else None
+        form = PaceForm(data, action=action, is_bulk=True)
+        if not form.is_valid():
+            context |= {"back_url": back, "form": form}
             return self.render_page(request, "confirm.html", action, context)
-        return self.advance(request, action, listed.matching, back_url=back)
+        about = "; ".join(map(str, context["filters"]))
+        try:
+            OutboxOperation.objects.using(self.alias).begin(
+                action.kind,
+                listed.matching,
+                by=request.user.get_username(),
+                about=about,
+                matched=context["count"] if context["is_all"] else None,
+                **form.cleaned_data,
+            )
+        except ValueError:  # such as of a state that other tables decide
+            text = gettext("No worker can do this to what the list shows: choose other filters.")
+            self.message_user(request, text, messages.ERROR)
+            return HttpResponseRedirect(back)
+        url = "admin:django_outbox_outboxoperation_changelist"
+        return HttpResponseRedirect(reverse(url, current_app=self.admin_site.name))
 
     def _bulk_url(self, request: HttpRequest, action: EventAction) -> str:
         name = f"admin:django_outbox_outboxevent_{action.name}_all"
@@ -215,18 +233,15 @@ class OutboxEventAdmin(error_groups.CausesAdmin):
         return super().render_change_form(request, context, *args, **options)
 
 
-def bulk_confirmation(listed: EventList, action: EventAction, alias: str) -> dict[str, Any]:
+def bulk_confirmation(listed: EventList, action: EventAction) -> dict[str, Any]:
     """Return the context of the page that confirms an action for all matching events."""
     found = action.scan(listed.scannable, listed.span)
     asked = question(action, action.applicable(listed.matching.filter(found.where)))
-    count, filters = asked["count"], listed.describe_filters()
-    progress = bulk_actions.begin(alias, total=count, is_all=found.is_all, about=filters)
     return {
         **asked,
         "is_all": found.is_all,
-        "filters": filters,
-        "is_possible": count > 0 or not found.is_all,
-        "hidden": {"progress": [progress.token]},
+        "filters": listed.describe_filters(),
+        "is_possible": asked["count"] > 0 or not found.is_all,
     }
 
 

@@ -221,7 +221,7 @@ class Migration(migrations.Migration):
                 "verbose_name": "outbox operation",
                 "verbose_name_plural": "outbox operations",
                 "db_table": table_name("outbox_operation"),
-                "default_permissions": ("view",),
+                "default_permissions": (),
                 "indexes": [
                     models.Index(fields=["state"], name=index_name("outbox_operation_open")),
                     models.Index(fields=["started_at"], name=index_name("outbox_operation_time")),

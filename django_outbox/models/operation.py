@@ -149,7 +149,7 @@ class OutboxOperation(models.Model):
         db_table = table_name("outbox_operation")
         verbose_name = _("outbox operation")
         verbose_name_plural = _("outbox operations")
-        default_permissions = ("view",)  # who may act on events may stop it
+        default_permissions = ()  # those of events cover these
         indexes = [
             models.Index(fields=["state"], name=index_name("outbox_operation_open")),
             models.Index(fields=["started_at"], name=index_name("outbox_operation_time")),

@@ -9,15 +9,15 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
-from django.contrib.admin.models import CHANGE
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from django_outbox.admin import bulk_actions, state_filter
+from django_outbox.admin import state_filter
 from django_outbox.events import least_id, new_id
 from django_outbox.listeners.outcomes import Status
-from django_outbox.models import OutboxEvent, OutboxStream
+from django_outbox.models import OutboxEvent, OutboxOperation, OutboxStream, bulk
+from django_outbox.models.bulk import work_off
 from tests import table
 from tests.cases import cases
 from tests.table import undone
@@ -32,9 +32,8 @@ from tests.test_admin import (
     body,
     listed,
     make,
+    operation,
     said,
-    say_yes,
-    shared_trace,
     traces,
     visitor,
 )
@@ -59,30 +58,27 @@ def test_an_event_revived_between_look_and_lock_is_left_alone(verb: str) -> None
     with connection.execute_wrapper(interfere):
         response = act(client, verb, ours, theirs)
     assert "1 was skipped because it is gone or has changed meanwhile." in said(response)
-    assert [pk for pk, _flag in traces()] == [ours.pk]
+    log = OutboxOperation.objects.exclude(by="")
+    assert [*log.values_list("kind", "done")] == [(verb, 1)]
     assert OutboxEvent.objects.get(pk=theirs.pk).status == Status.NEW
 
 
-def test_all_that_match_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The page names the filter and the count, and events that do not match stay unchanged."""
-    monkeypatch.setattr(bulk_actions, "BATCH_SIZE", 2)
+def test_all_that_match_are_worked_off_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Events that do not match stay unchanged."""
+    monkeypatch.setattr(bulk, "BATCH_SIZE", 2)
     events = [make(event_type="a") for _ in range(5)]
     others = [make(event_type="b").pk, make(Status.DONE, event_type="a").pk]
     client = visitor("view", "replay")
     data = {"action": "replay", "select_across": "1", "_selected_action": events[0].pk}
     response = client.post(f"{reverse(LIST)}?event_type=a", {**data, "index": "0"})
     assert response.url == f"{all_url('replay')}?event_type=a"
-    page = client.get(response.url)
-    text = page.content.decode()
-    assert "Replay 5 deliveries?" in text
-    assert "event type: a" in text
+    client.post(response.url, {"rate": ""})
     assert traces() == []
-    response = say_yes(client, page)
-    assert response.url == f"{reverse(LIST)}?event_type=a"
-    assert said(response) == "5 deliveries were replayed."
+    while work_off(OutboxOperation.objects.get().pk, connection).wait == 0:
+        continue
     rest = OutboxEvent.objects.exclude(status=Status.NEW).order_by("pk")
     assert [each.pk for each in rest] == others
-    assert shared_trace() == ("5 deliveries", CHANGE, "Replayed. 5 deliveries: event type: a")
+    assert operation() == ("replay", 5, "event type: a")
 
 
 def test_what_somebody_else_has_locked_is_left_to_them() -> None:

@@ -1,0 +1,141 @@
+"""Admin of operations: what a worker works off, with its progress; and the log of who did what."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from django.contrib import admin
+from django.core.exceptions import PermissionDenied
+from django.db.models import Case, QuerySet, Value, When
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.urls import URLPattern, path, reverse
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext, ngettext
+from django.utils.translation import gettext_lazy as _
+from django.views.decorators.http import require_POST
+
+from ..models import OutboxOperation, live_workers
+from ..models.fields import DatabaseNow
+from ..queue_settings import per_second
+from . import display
+from .actions import ACTIONS
+from .read_only import ReadOnlyAdmin, may
+
+PERMISSIONS: Final = {each.kind: each.permission for each in ACTIONS}
+FIELDS: Final = (
+    *("kind", "state", "about", "by", "started_at", "ended_at", "stopped_by"),
+    *("rate", "limit", "matched", "done", "skipped"),
+)
+OPEN: Final = OutboxOperation.State.OPEN
+CELL: Final = '<div data-part="operation-{}">{}<div>{}</div>{}</div>'
+BAR: Final = '<progress max="{}" value="{}" aria-label="{}"></progress>'
+BUTTON: Final = '<button type="submit" class="button" formaction="{}/stop/">{}</button>'
+
+
+@admin.display(description=_("began"))
+def began(operation: Any) -> str | SafeString:
+    return display.since(gettext("%s ago"), operation.started_at, operation.seen_at)
+
+
+@admin.display(description=_("of what"))
+def about(operation: Any) -> str | SafeString:
+    return format_html('<span class="outbox-id" dir="ltr">{}</span>', operation.about)
+
+
+@admin.display(description=_("progress"))
+def progress(operation: Any) -> str | SafeString:
+    """Return how far it is and how long it takes, with a button that stops it."""
+    if operation.filters is None:  # it was done at once
+        return _count(operation.done) if operation.done else ""
+    bar, state = "", operation.get_state_display()
+    if operation.stopped_by:
+        state = gettext("%(state)s by %(name)s") % {"state": state, "name": operation.stopped_by}
+    texts = [state, _done(operation), operation.rate, *_skipped(operation)]
+    if operation.state == OPEN:
+        value = operation.processed if operation.matched else ""
+        bar = format_html(BAR, operation.matched or "", value, gettext("Progress"))
+        if (left := seconds_left(operation)) is not None:
+            texts.append(gettext("about %s left") % display.duration(left))
+    button = format_html(BUTTON, operation.pk, gettext("Stop")) if operation.stops else ""
+    return format_html(CELL, operation.pk, bar, " · ".join(filter(None, texts)), button)
+
+
+def seconds_left(operation: Any) -> float | None:
+    """Estimate how long it still takes; None if its size is not known, or it has not begun."""
+    if operation.matched is None:
+        return None
+    goal = min(operation.matched, operation.limit or operation.matched)
+    left = max(goal - operation.processed, 0)
+    if operation.rate:
+        return float(left / per_second(operation.rate))
+    if not operation.processed:
+        return None
+    elapsed = (operation.seen_at - operation.started_at).total_seconds()
+    return float(left * elapsed / operation.processed)
+
+
+def _done(operation: Any) -> str:
+    if operation.matched is None:
+        return _count(operation.done)
+    given = {"done": operation.done, "all": operation.matched}
+    return gettext("%(done)d of %(all)d") % given
+
+
+def _skipped(operation: Any) -> list[str]:
+    return [gettext("%d skipped") % operation.skipped] if operation.skipped else []
+
+
+def _count(number: int) -> str:
+    return ngettext("%d delivery", "%d deliveries", number) % number
+
+
+class OutboxOperationAdmin(ReadOnlyAdmin):
+    """The operations that are running come first; who may begin one may stop it."""
+
+    list_display = ["kind", about, progress, "by", began]
+    list_display_links = None
+    list_filter = ["state", "kind"]
+    list_per_page = 50
+    ordering = [Case(When(state=OPEN, then=Value(0)), default=Value(1)).asc(), "-id"]
+    sortable_by = ()
+
+    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return may(request, "view")
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        """Annotate ``seen_at``, the database's current time, and whether the user may stop it."""
+        mine = [kind for kind, permission in PERMISSIONS.items() if may(request, permission)]
+        stops = Case(When(state=OPEN, kind__in=mine, then=Value(True)), default=Value(False))
+        rows: Any = super().get_queryset(request)
+        annotated: QuerySet[Any] = rows.annotate(seen_at=DatabaseNow(), stops=stops)
+        return annotated
+
+    def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
+        return [*FIELDS]
+
+    get_readonly_fields = get_fields
+
+    def get_urls(self) -> list[URLPattern]:
+        view = self.admin_site.admin_view(require_POST(self.stop_view))
+        name = f"{self.opts.app_label}_{self.opts.model_name}_stop"
+        return [path("<int:object_id>/stop/", view, name=name), *super().get_urls()]
+
+    def stop_view(self, request: HttpRequest, object_id: int) -> HttpResponse:
+        found = self.get_queryset(request).filter(pk=object_id)
+        if not self.has_view_permission(request) or not found.filter(stops=True):
+            raise PermissionDenied
+        OutboxOperation.objects.using(found.db).filter(pk=object_id).stop(
+            by=request.user.get_username()
+        )
+        self.message_user(request, gettext("Stopped. What is done stays done."))
+        url = f"admin:{self.opts.app_label}_{self.opts.model_name}_changelist"
+        return HttpResponseRedirect(reverse(url, current_app=self.admin_site.name))
+
+    def changelist_view(
+        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        """Say that no worker is alive, if something waits for one."""
+        rows = self.get_queryset(request)
+        waits = rows.filter(state=OPEN).exists() and not live_workers(rows.db)
+        return super().changelist_view(request, {**(extra_context or {}), "outbox_waits": waits})
