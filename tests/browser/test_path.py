@@ -11,8 +11,8 @@ import pytest
 from selenium.webdriver.common.by import By
 
 import django_outbox as outbox
-from django_outbox.admin import bulk_actions
 from django_outbox.listeners.outcomes import Status
+from django_outbox.models import OutboxEvent, OutboxOperation
 from tests.browser import driving
 from tests.fleet import Fleet
 from tests.table import PLACED, insert, listening, row, statuses, write
@@ -22,6 +22,7 @@ Visit = Callable[..., None]
 
 EVENTS, EVENT = (f"django_outbox_outboxevent_{page}" for page in ("changelist", "change"))
 PAUSES, PAUSE = (f"django_outbox_outboxpause_{page}" for page in ("changelist", "add"))
+OPERATIONS = "django_outbox_outboxoperation_changelist"
 DEAD = "?state=dead"
 ONCE = {"policy": "fixed", "delay": 0, "max_attempts": 1}
 START = 60.0  # seconds until a worker has started and delivered, on a machine that is busy
@@ -140,24 +141,35 @@ def test_a_dead_event_is_found_read_replayed_and_delivered(
 
 
 @pytest.mark.parametrize("scripts", [True, False], ids=["with-scripts", "without-scripts"])
-def test_all_that_match_are_replayed_page_by_page(
-    driver: Any, visit: Visit, monkeypatch: pytest.MonkeyPatch, scripts: bool
+def test_all_that_match_are_replayed_by_a_worker_while_nobody_looks(
+    driver: Any, visit: Visit, worker: Callable[[], None], scripts: bool
 ) -> None:
-    monkeypatch.setattr(bulk_actions, "BATCH_SIZE", 2)
-    monkeypatch.setattr(bulk_actions, "SECONDS_PER_REQUEST", 0)
-    die(5)
+    die(300)
     (other,) = insert(due=None, status=Status.DEAD, event_type="order.paid", last_error="no")
     driving.run_scripts(driver, allowed=scripts)
     visit(EVENTS, query=f"{DEAD}&event_type={PLACED}")
     press(driver, "Replay: all that match")
-    assert asked(driver) == ["Replay 5 deliveries?"]
+    assert asked(driver) == ["Replay 300 deliveries?"]
+    driver.find_element(By.NAME, "rate").send_keys("100/s")
+    assert driving.texts(driver, "output") == (["≈ 3 s"] if scripts else [""])
     press(driver, "Yes: Replay")
-    pages = 0
-    while not scripts and "Continue" in shown(driver):
-        pages += 1
-        assert len(driver.find_elements(By.TAG_NAME, "progress")) == 1
-        press(driver, "Continue")
-    wait_until(lambda: messages(driver) == ["5 deliveries were replayed."])
-    assert pages == (0 if scripts else 3)
-    assert statuses() == {"NEW": 5, "DEAD": 1}
+    assert len(driver.find_elements(By.TAG_NAME, "progress")) == 1
+    driver.get("about:blank")
+    worker()
+    wait_until(lambda: statuses() == {"DONE": 300, "DEAD": 1}, within=START)
     assert row(other).status == Status.DEAD
+    visit(OPERATIONS)
+    assert driver.find_elements(By.TAG_NAME, "progress") == []
+    assert "300 of 300" in shown(driver)
+
+
+def test_an_operation_is_stopped_and_the_page_follows_it(driver: Any, visit: Visit) -> None:
+    die(3)
+    rows = OutboxEvent.objects.all()
+    begun = OutboxOperation.objects.begin("replay", rows, by="ada", rate="1/h", matched=3)
+    visit(OPERATIONS)
+    press(driver, "Stop")
+    assert len(messages(driver)) == 1
+    assert driver.find_elements(By.TAG_NAME, "progress") == []
+    begun.refresh_from_db()
+    assert begun.state == "stopped"

@@ -76,12 +76,14 @@ class Person:
         self.met["logged"] = LogEntry.objects.count()
 
     def replay_all(self) -> None:
-        """Replay whatever is dead, page after page, as the list's "all that match" does."""
+        """Replay all that is dead, as the list's "all that match" does; wait for the workers."""
+        from django_outbox.models import OutboxOperation
+
         url = f"{LIST}all/replay/?state=dead"
-        page = self.seen(self.boss.get(url))
-        while progress := re.search(r'name="progress" value="([^"]+)"', page):
-            self.met["pages"] += 1
-            page = self.seen(self.boss.post(url, {"progress": progress[1]}))
+        self.seen(self.boss.get(url))
+        self.seen(self.boss.post(url, {"rate": "", "limit": ""}))
+        while OutboxOperation.objects.open().exists():
+            time.sleep(0.1)
 
     # -- what they find --------------------------------------------------------------------------
 
