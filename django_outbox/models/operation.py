@@ -167,9 +167,11 @@ class OutboxOperation(models.Model):
         changes: dict[str, Any] = {"done": F("done") + count}
         if self.state != self.State.OPEN:
             changes["ended_at"] = DatabaseNow()
-        if self.pk and OutboxOperation.objects.using(using).filter(pk=self.pk).update(**changes):
+        # Its row may have been rolled back; on SQLite another one may have its id then.
+        rows = OutboxOperation.objects.using(using).filter(kind=self.kind, about=self.about)
+        if self.pk and rows.filter(pk=self.pk, by=self.by).update(**changes):
             return
-        self.pk, self.done = None, count  # a transaction with its row may have been rolled back
+        self.pk, self.done = None, count
         self.started_at = self.ended_at = DatabaseNow()
         self.save(using=using, force_insert=True)
 
@@ -221,8 +223,6 @@ def _plain(node: Any) -> list[Any]:
         value = NOW
     elif hasattr(value, "resolve_expression"):
         raise ValueError("A filter compares with more than a value; expected columns and values.")
-    if isinstance(node, In):
-        value = [*value]
     return ["__".join([column.target.name, *names]), value]
 
 

@@ -93,8 +93,9 @@ def test_what_is_rolled_back_is_not_in_the_log() -> None:
         next(batches)
         raise LookupError
     assert log() == []
+    OutboxOperation.objects.note("pause", "may get the id of the lost row", by="ben")
     assert [*batches] == [1]
-    assert log() == [("replay", "ada", 1)]
+    assert log() == [("pause", "ben", 0), ("replay", "ada", 1)]
 
 
 def test_business_code_that_cancels_adds_nothing() -> None:
@@ -304,6 +305,7 @@ def test_a_stop_leaves_the_rest(small: None) -> None:
     assert work_off(operation.pk, connection).changed == 2
     assert OutboxOperation.objects.all().stop(by="ben") == 1
     assert OutboxOperation.objects.all().stop(by="eve") == 0
+    assert work_off(operation.pk, connection) == (0, None)
     steps(worker())
     assert counts() == ("stopped", 2, 0)
     assert (OutboxOperation.objects.get().stopped_by, dead_left()) == ("ben", 3)
