@@ -47,8 +47,8 @@ def test_what_runs_comes_first_with_its_progress_and_what_is_left() -> None:
     OutboxPause.objects.pause("event_type", "order.paid", reason="stocktaking", by="ben")
     text = page()
     assert text.index("event_type: order.placed") < text.index("order.paid: stocktaking")
-    assert re.search(r'<progress max="1,?000" value="300"', text.replace(",", ""))
-    for part in ("290 of 1000", "10 skipped", "100/m", "about 3 min left", "ada", "ben"):
+    assert '<progress max="600" value="300"' in text
+    for part in ("290 of 600", "10 skipped", "100/m", "about 3 min left", "ada", "ben"):
         assert part in text
     assert stops(text) == []  # a user who may only look
 

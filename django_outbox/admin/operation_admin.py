@@ -9,8 +9,10 @@ from django.core.exceptions import PermissionDenied
 from django.db.models import Case, QuerySet, Value, When
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import URLPattern, path, reverse
+from django.utils.formats import number_format
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
+from django.utils.text import capfirst
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_POST
@@ -30,6 +32,7 @@ FIELDS: Final = (
 OPEN: Final = OutboxOperation.State.OPEN
 CELL: Final = '<div data-part="operation-{}">{}<div>{}</div>{}</div>'
 BAR: Final = '<progress max="{}" value="{}" aria-label="{}"></progress>'
+ENDLESS: Final = '<progress aria-label="{}"></progress>'
 BUTTON: Final = '<button type="submit" class="button" formaction="{}/stop/">{}</button>'
 
 
@@ -53,20 +56,26 @@ def progress(operation: Any) -> str | SafeString:
         state = gettext("%(state)s by %(name)s") % {"state": state, "name": operation.stopped_by}
     texts = [state, _done(operation), operation.rate, *_skipped(operation)]
     if operation.state == OPEN:
-        value = operation.processed if operation.matched else ""
-        bar = format_html(BAR, operation.matched or "", value, gettext("Progress"))
+        bar = format_html(ENDLESS, gettext("Progress"))
+        if (most := goal(operation)) is not None:
+            bar = format_html(BAR, most, operation.processed, gettext("Progress"))
         if (left := seconds_left(operation)) is not None:
             texts.append(gettext("about %s left") % display.duration(left))
     button = format_html(BUTTON, operation.pk, gettext("Stop")) if operation.stops else ""
     return format_html(CELL, operation.pk, bar, " · ".join(filter(None, texts)), button)
 
 
+def goal(operation: Any) -> int | None:
+    """Return how many it is to process; None if nothing has counted them."""
+    known = [each for each in (operation.matched, operation.limit) if each is not None]
+    return None if operation.matched is None else int(min(known))
+
+
 def seconds_left(operation: Any) -> float | None:
     """Estimate how long it still takes; None if its size is not known, or it has not begun."""
-    if operation.matched is None:
+    if (most := goal(operation)) is None:
         return None
-    goal = min(operation.matched, operation.limit or operation.matched)
-    left = max(goal - operation.processed, 0)
+    left = max(most - operation.processed, 0)
     if operation.rate:
         return float(left / per_second(operation.rate))
     if not operation.processed:
@@ -76,10 +85,13 @@ def seconds_left(operation: Any) -> float | None:
 
 
 def _done(operation: Any) -> str:
-    if operation.matched is None:
+    if (most := goal(operation)) is None:
         return _count(operation.done)
-    given = {"done": operation.done, "all": operation.matched}
-    return gettext("%(done)d of %(all)d") % given
+    given = {
+        "done": number_format(operation.done, force_grouping=True),
+        "all": number_format(most, force_grouping=True),
+    }
+    return gettext("%(done)s of %(all)s") % given
 
 
 def _skipped(operation: Any) -> list[str]:
@@ -138,4 +150,5 @@ class OutboxOperationAdmin(ReadOnlyAdmin):
         """Say that no worker is alive, if something waits for one."""
         rows = self.get_queryset(request)
         waits = rows.filter(state=OPEN).exists() and not live_workers(rows.db)
-        return super().changelist_view(request, {**(extra_context or {}), "outbox_waits": waits})
+        own = {"title": capfirst(self.opts.verbose_name_plural), "outbox_waits": waits}
+        return super().changelist_view(request, {**(extra_context or {}), **own})
