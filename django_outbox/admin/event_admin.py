@@ -12,7 +12,7 @@ from django.contrib import admin, messages
 from django.contrib.admin import AdminSite
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.utils import quote, unquote
-from django.db import transaction
+from django.db import connections, transaction
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
@@ -20,6 +20,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_http_methods
 
+from .. import doorbell
 from ..conf import current
 from ..events import aggregate_label
 from ..listeners.outcomes import Status
@@ -183,6 +184,7 @@ class OutboxEventAdmin(error_groups.CausesAdmin):
             text = gettext("No worker can do this to what the list shows: choose other filters.")
             self.message_user(request, text, messages.ERROR)
             return HttpResponseRedirect(back)
+        doorbell.ring(connections[self.alias])
         url = "admin:django_outbox_outboxoperation_changelist"
         return HttpResponseRedirect(reverse(url, current_app=self.admin_site.name))
 

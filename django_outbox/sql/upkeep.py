@@ -17,9 +17,15 @@ class Upkeep(EventLeases, Inserting):
     # -- pauses ------------------------------------------------------------------------------------
 
     def pauses(self) -> dict[tuple[str, str], PauseTimes]:
-        """Return every pause by its kind and name."""
-        times = f"{self._in_utc(self.now)}, {self._in_utc('until')}, pause_seconds"
-        sql = f"SELECT id, kind, name, {times} FROM {self._table('outbox_pause')}"
+        """Return every pause by its kind and name; of kind "operation" too, if one is open.
+
+        A worker asks for both together, because it asks about once a second.
+        """
+        now = self._in_utc(self.now)
+        sql = f"""SELECT id, kind, name, {now}, {self._in_utc("until")}, pause_seconds
+            FROM {self._table("outbox_pause")}
+            UNION ALL SELECT id, 'operation', '', {now}, NULL, NULL
+            FROM {self._table("outbox_operation")} WHERE state = 'open'"""
         return {
             (kind, name): PauseTimes(pause, seconds_between(now, until), length or 0.0)
             for pause, kind, name, now, until, length in self._rows(sql)

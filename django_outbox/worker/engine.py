@@ -60,7 +60,9 @@ class Engine:
         if settings.MODE == "single_node":
             self.active = ActiveLease(me=me, lease=settings.LEASE, poll=settings.POLL_INTERVAL)
         self.claimer = self._make_claimer()
-        operations = Operations(me=me, lease=settings.LEASE, wakeup=self.wakeup)
+        operations = Operations(
+            me=me, lease=settings.LEASE, known_pauses=self._known_pauses, wakeup=self.wakeup
+        )
         purger = Purger(me=me, lease=settings.LEASE, interval=settings.PURGE_INTERVAL)
         self.housekeeper = Housekeeper(
             chores=[operations, purger] if purge else [operations],

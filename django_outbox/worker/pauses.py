@@ -6,9 +6,8 @@ event, as a *probe*. A success closes the breaker; a failure doubles the pause.
 
 The breaker of a relay opens as soon as a call raises ``BrokerUnavailable``, which costs no event an
 attempt. A message that the broker refuses says that the broker is there, so it is never counted.
-Its trial is a *check* of the connection, and its row has a pause of 0 seconds. A check may be
-wrong: it asks for more than a message needs, such as a permission. So if the broker can be
-connected to and the check fails, the next trial is a probe.
+Its trial is a *check* of the connection, and its row has a pause of 0 seconds. A check asks for
+more than a message needs: if it fails on an open connection, the next trial is a probe.
 """
 
 from __future__ import annotations
@@ -45,8 +44,7 @@ from .polling import Wakeup
 logger = logging.getLogger("django_outbox")
 
 READ_INTERVAL: Final = 1.0  # seconds after which the table is read again before a claim
-# Seconds; the same after a notification, while something is paused.
-NOTIFIED_READ_INTERVAL: Final = 0.05
+NOTIFIED_READ_INTERVAL: Final = 0.05  # seconds; after a notification, while something is paused
 PARKED_AT_ONCE: Final = 500  # rows due first of a queue, among which paused ones are looked for
 
 LONGEST_PAUSE = 600.0  # seconds; probes that fail double the pause up to this
@@ -55,8 +53,7 @@ REPEAT_PROBE = 1.0  # seconds until the next trial, after one that came to nothi
 CHECK_INTERVAL = 3.0  # seconds between two checks of a broker that is away
 CHECK_LEASE = 4.0  # seconds; after it another worker checks, for this one may have been lost
 PROBE_PAUSE = 30.0  # seconds between probes of one broker; each doubles it up to LONGEST_PAUSE
-# Seconds between two lines of a kind: a broker that answers, but takes no messages, opens and
-# closes its breaker all the time.
+# Seconds between two lines: a broker that takes no messages opens and closes its breaker often.
 LOG_INTERVAL = 120.0
 
 
@@ -64,7 +61,7 @@ class KnownPauses:
     """What is paused. Only the thread that claims updates it; other threads read it."""
 
     def __init__(self) -> None:
-        self.pauses = NO_PAUSES
+        self.pauses, self.has_operations = NO_PAUSES, False  # the latter: some are open
         self.closed: frozenset[str] = frozenset()  # queues that are paused
         # When (monotonic) the pause of each open breaker is over, and its length in seconds.
         self.breakers: Mapping[str, tuple[float, float]] = {}
@@ -85,6 +82,7 @@ class KnownPauses:
     def read(self, connection: BaseDatabaseWrapper) -> None:
         self._read_at = monotonic()
         found, now = dialect_of(connection).pauses(), monotonic()
+        self.has_operations = found.pop(("operation", ""), None) is not None
         self.pauses = {name: times.id for name, times in found.items()}
         self.closed = frozenset(name for kind, name in found if kind in CLOSING_KINDS)
         ends = {each: now + times.left for each, times in found.items() if times.left is not None}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from datetime import datetime, timedelta, timezone
 from io import StringIO
 from typing import Any
@@ -28,6 +29,7 @@ from django_outbox.models.fields import DatabaseNow, IsDead
 from django_outbox.models.operation import KEPT, condition
 from django_outbox.worker.effects import perform
 from django_outbox.worker.operations import Operations
+from django_outbox.worker.pauses import KnownPauses
 from django_outbox.worker.polling import Wakeup
 from tests.cases import cases
 from tests.table import histories, insert, keyed, listening, now, undone
@@ -211,7 +213,8 @@ def test_filters_mean_the_same_to_a_worker(name: str) -> None:
 
 
 def worker(me: str = "w") -> Operations:
-    return Operations(me=me, lease=30.0, wakeup=Wakeup())
+    (known := KnownPauses()).read(connection)
+    return Operations(me=me, lease=30.0, known_pauses=known, wakeup=Wakeup())
 
 
 def steps(operations: Operations, count: int = 20) -> float:
@@ -382,3 +385,36 @@ def test_a_drain_works_off_what_is_open() -> None:
         outbox.drain()
     assert counts() == ("done", 3, 0)
     assert not OutboxEvent.objects.exclude(status=Status.DONE).exists()
+
+
+def test_a_worker_hears_of_an_operation_with_the_pauses(django_assert_num_queries: Any) -> None:
+    pause()
+    known = KnownPauses()
+    idle = Operations(me="w", lease=30.0, known_pauses=known, wakeup=Wakeup())
+    dead(3)
+    known.read(connection)
+    with django_assert_num_queries(0):
+        steps(idle, 3)
+    begin()
+    begin(limit=1)
+    known.read(connection)
+    assert [*known.pauses] == [("event_type", "order.placed")]
+    steps(idle, 3)
+    known.read(connection)
+    with django_assert_num_queries(0):
+        steps(idle, 3)
+    assert dead_left() == 0
+
+
+def test_a_worker_whose_claimer_is_busy_asks_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    dead(3)
+    idle = Operations(me="w", lease=30.0, known_pauses=KnownPauses(), wakeup=Wakeup())
+    begin()
+    steps(idle, 2)
+    assert dead_left() == 3
+    later = time.monotonic() + 200
+    monkeypatch.setattr("django_outbox.worker.operations.monotonic", lambda: later)
+    perform(connection, idle.step())
+    monkeypatch.undo()
+    steps(idle)
+    assert dead_left() == 0

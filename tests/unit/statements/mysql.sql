@@ -1337,7 +1337,11 @@ WHERE name = %s
 -- what is paused
 
 SELECT id, kind, name, UTC_TIMESTAMP(6), until, pause_seconds
-FROM `outbox_pause`;
+FROM `outbox_pause`
+UNION ALL
+SELECT id, 'operation', '', UTC_TIMESTAMP(6), NULL, NULL
+FROM `outbox_operation`
+WHERE state = 'open';
 
 -- open a breaker
 

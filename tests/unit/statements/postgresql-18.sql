@@ -1233,7 +1233,11 @@ WHERE name = %s
 -- what is paused
 
 SELECT id, kind, name, statement_timestamp() AT TIME ZONE 'UTC', until AT TIME ZONE 'UTC', pause_seconds
-FROM "outbox_pause";
+FROM "outbox_pause"
+UNION ALL
+SELECT id, 'operation', '', statement_timestamp() AT TIME ZONE 'UTC', NULL, NULL
+FROM "outbox_operation"
+WHERE state = 'open';
 
 -- open a breaker
 

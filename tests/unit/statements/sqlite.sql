@@ -1239,7 +1239,11 @@ WHERE name = %s
 -- what is paused
 
 SELECT id, kind, name, strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now'), until, pause_seconds
-FROM "outbox_pause";
+FROM "outbox_pause"
+UNION ALL
+SELECT id, 'operation', '', strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now'), NULL, NULL
+FROM "outbox_operation"
+WHERE state = 'open';
 
 -- open a breaker
 
