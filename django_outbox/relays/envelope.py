@@ -60,6 +60,13 @@ def message_of(event: Event, settings: RelaySettings, backend: type[Backend]) ->
     )
 
 
+def headers_of(message: Message, mark: str) -> dict[str, str]:
+    """Return the headers; with the content type if it is a CloudEvent, as its bindings have it."""
+    if mark in message.headers or message.content_type == STRUCTURED_TYPE:
+        return {**message.headers, "content-type": message.content_type}
+    return {**message.headers}
+
+
 def _filled(name: str, settings: RelaySettings, event: Event, quote: Any) -> str:
     fields: dict[str, Any] = {each: getattr(event, each) for each in FIELDS}
     fields["headers"] = _Quoted(event.headers, quote, "header ")

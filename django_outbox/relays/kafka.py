@@ -28,6 +28,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from ..exceptions import BrokerUnavailable, Unrecoverable
 from ..redaction import Redaction
 from .backend import Backend, Message, Outcome, Refused, Together, Unconfirmed
+from .envelope import headers_of
 
 logger = logging.getLogger("django_outbox")
 
@@ -44,7 +45,6 @@ WAIT: Final = 0.01  # seconds; of two threads that wait, one may get the reports
 ASK_TIMEOUT: Final = 5.0  # seconds to wait for the cluster's metadata
 LAST_REPORTS: Final = 0.2  # seconds to collect the reports of what was purged
 TOPIC: Final = re.compile(r"(?!\.\.?\Z)[A-Za-z0-9._-]{1,249}")
-STRUCTURED: Final = "application/cloudevents+"
 # The broker refuses a batch of messages, of which perhaps only one is at fault.
 OF_BATCH: Final = {
     KafkaError.MSG_SIZE_TOO_LARGE,
@@ -171,7 +171,7 @@ class Kafka(Backend):
                     message.to,
                     message.body,
                     message.group,
-                    headers=_headers(message),
+                    headers=headers_of(message, "ce_specversion"),
                     on_delivery=report,
                 )
             except BufferError:
@@ -179,7 +179,7 @@ class Kafka(Backend):
                     self._collect(self._producer.flush, WAIT)
                     continue
             except KafkaException as error:
-                return _refused_by_client(error.args[0], message)
+                return error.args[0]
             return None
 
     def _await_reports(self, found: Sequence[Any], deadline: float) -> None:
@@ -247,6 +247,11 @@ class Kafka(Backend):
                 return BrokerUnavailable(away)
             return Unconfirmed(f"Kafka did not confirm the message for {topic!r}: {report.str()}")
         text = f"Kafka refused the message for {topic!r}: {report.str()}"
+        if code == KafkaError.MSG_SIZE_TOO_LARGE:
+            text += (
+                f". It has {len(message.body)} bytes, more than the client's message.max.bytes or "
+                "the topic's max.message.bytes; raise both."
+            )
         if code in OF_BATCH:
             return Together(
                 Refused(text) if code == KafkaError.INVALID_RECORD else Unrecoverable(text)
@@ -273,24 +278,8 @@ class Kafka(Backend):
             self._gave_up = f"The Kafka producer has failed: {error.str()}"
 
 
-def _headers(message: Message) -> Mapping[str, str]:
-    headers = message.headers
-    if "ce_specversion" in headers or message.content_type.startswith(STRUCTURED):
-        return {**headers, "content-type": message.content_type}  # as CloudEvents' binding has it
-    return headers
-
-
 def _is_complete(found: Sequence[Any]) -> bool:
     return all(each is not NOT_REPORTED for each in found)
-
-
-def _refused_by_client(error: KafkaError, message: Message) -> KafkaError | Unrecoverable:
-    if error.code() != KafkaError.MSG_SIZE_TOO_LARGE:
-        return error
-    return Unrecoverable(
-        f"The message for {message.to!r} has {len(message.body)} bytes, more than the client's "
-        "message.max.bytes; raise it, and the topic's max.message.bytes."
-    )
 
 
 # --- options -------------------------------------------------------------------------------------

@@ -22,9 +22,9 @@ from redis.retry import Retry
 
 from ..exceptions import BrokerUnavailable
 from .backend import Backend, Message, Outcome, Refused, expect
+from .envelope import headers_of
 
 CONNECT: Final = 5.0  # seconds for a connection's handshake
-STRUCTURED: Final = "application/cloudevents+"
 OURS: Final = ("retry", "retry_on_error", "retry_on_timeout")
 OF_SERVER: Final = (
     exceptions.BusyLoadingError,
@@ -144,7 +144,5 @@ class Stream(Backend):
 
 
 def _fields(message: Message) -> dict[Any, Any]:
-    fields: dict[Any, Any] = {**message.headers}
-    if "ce-specversion" in fields or message.content_type.startswith(STRUCTURED):
-        fields["content-type"] = message.content_type
-    return {**fields, "payload": message.body}  # whatever the headers have of that name
+    headers = headers_of(message, "ce-specversion")
+    return {**headers, "payload": message.body}  # whatever the headers have of that name
