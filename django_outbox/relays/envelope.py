@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timezone
 from typing import Any
 from urllib.parse import quote
@@ -12,7 +12,7 @@ from urllib.parse import quote
 from .. import hooks
 from ..events import GLOBAL, Event
 from ..exceptions import Unrecoverable
-from ..relay_settings import FIELDS, RelaySettings
+from ..relay_settings import RelaySettings
 from .backend import Backend, Message
 
 JSON_TYPE = "application/json"
@@ -68,10 +68,10 @@ def headers_of(message: Message, mark: str) -> dict[str, str]:
 
 
 def _filled(name: str, settings: RelaySettings, event: Event, quote: Any) -> str:
-    fields: dict[str, Any] = {each: getattr(event, each) for each in FIELDS}
-    fields["headers"] = _Quoted(event.headers, quote, "header ")
+    headers = _Quoted(event.headers.get, quote, "header ")
+    fields = _Quoted(lambda name: headers if name == "headers" else getattr(event, name), quote)
     try:
-        return str(getattr(settings, name).format_map(_Quoted(fields, quote)))
+        return str(getattr(settings, name).format_map(fields))
     except KeyError as error:
         raise Unrecoverable(
             f"The event has no {error.args[0]}, which {name} of the relay {settings.name!r} names."
@@ -91,11 +91,11 @@ def _quoted(value: str) -> str:
 class _Quoted:
     """Values by name for ``str.format_map``; ``KeyError`` names one that an event lacks."""
 
-    def __init__(self, values: Mapping[str, Any], quote: Any, kind: str = "") -> None:
-        self._values, self._quote, self._kind = values, quote, kind
+    def __init__(self, value_of: Callable[[str], Any], quote: Any, kind: str = "") -> None:
+        self._value_of, self._quote, self._kind = value_of, quote, kind
 
     def __getitem__(self, name: str) -> Any:
-        value = self._values.get(name)
+        value = self._value_of(name)
         if value is None or value == "":
             raise KeyError(f"{self._kind}{name}")
         return value if isinstance(value, _Quoted) else self._quote(str(value))
