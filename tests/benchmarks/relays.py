@@ -38,15 +38,15 @@ Target = tuple[dict[str, Any], Send]  # the settings of a relay, and the bare cl
 
 def run(scale: Scale, witness: Witness) -> list[Figure]:
     targets = {
-        "Redis Streams": redis,
-        "RabbitMQ": rabbitmq,
-        "NATS JetStream": jetstream,
-        "Kafka (mock cluster)": kafka,
+        "Redis Streams": (redis, 0.35),
+        "RabbitMQ": (rabbitmq, 0.7),
+        "NATS JetStream": (jetstream, 0.6),
+        "Kafka (mock cluster)": (kafka, 0.7),
     }
-    return [compared(*each, scale, witness) for each in targets.items()]
+    return [compared(name, *each, scale, witness) for name, each in targets.items()]
 
 
-def compared(name: str, target: Any, scale: Scale, witness: Witness) -> Figure:
+def compared(name: str, target: Any, bar: float, scale: Scale, witness: Witness) -> Figure:
     title = f"relay of {EVENTS:,} events to {name}, one worker"
     try:
         with (
@@ -65,7 +65,7 @@ def compared(name: str, target: Any, scale: Scale, witness: Witness) -> Figure:
         values=found["relay"],
         references=found["bare"],
         reference=f"the bare client, {BATCH} messages on their way",
-        bar="≥ 0.6",
+        bar=f"≥ {bar}",
     )
 
 
@@ -168,14 +168,25 @@ def kafka(directory: Path) -> Iterator[Target]:
     def send(count: int) -> float:
         own = {"enable.idempotence": True, "acks": "all", "linger.ms": 1}
         producer = Producer({"bootstrap.servers": cluster.servers, **own})
-        producer.list_topics(timeout=10)
-        began = time.perf_counter()
-        for _ in range(count // BATCH):
-            for _ in range(BATCH):
-                producer.produce(PLACE, BODY, headers=[*HEADERS.items()])
+        confirmed = list[Any]()
+
+        def batch(size: int) -> None:
+            for _ in range(size):
+                headers = [*HEADERS.items()]
+                producer.produce(PLACE, BODY, headers=headers, on_delivery=report)
                 producer.poll(0)
             producer.flush()
-        return count / (time.perf_counter() - began)
+
+        def report(error: Any, message: Any) -> None:
+            confirmed.append(error)
+
+        batch(1)  # an idempotent producer may wait for its id for half a second
+        began = time.perf_counter()
+        for _ in range(count // BATCH):
+            batch(BATCH)
+        seconds = time.perf_counter() - began
+        assert confirmed == [None] * (count + 1)
+        return count / seconds
 
     cluster = MockCluster()
     try:
