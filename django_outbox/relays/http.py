@@ -51,7 +51,6 @@ class Webhook(Backend):
     ``concurrency`` and ``concurrency_per_host`` (requests at a time), ``timeout``.
     """
 
-    attribute_prefix: ClassVar[str] = "ce-"
     # They frame the request, choose where it goes and what it does, or belong to the writer of the
     # event and not to the receiver.
     commands: ClassVar[re.Pattern[str]] = re.compile(

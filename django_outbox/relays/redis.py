@@ -85,7 +85,9 @@ class Stream(Backend):
         """Send an XADD for each message at once, and read the replies."""
         pipeline = self._client.pipeline(transaction=False)
         for each in messages:
-            pipeline.xadd(each.to, _fields(each), maxlen=self._maxlen)
+            # Whatever the headers have of the name "payload".
+            fields: Any = {**headers_of(each, "ce-specversion"), "payload": each.body}
+            pipeline.xadd(each.to, fields, maxlen=self._maxlen)
         replies = self._replies(pipeline)
         return [self._outcome(*each) for each in zip(messages, replies, strict=True)]
 
@@ -141,8 +143,3 @@ class Stream(Backend):
         if is_text or isinstance(reply, OF_SERVER):
             return BrokerUnavailable(f"{self._name} takes no writes: {text}")
         return None
-
-
-def _fields(message: Message) -> dict[Any, Any]:
-    headers = headers_of(message, "ce-specversion")
-    return {**headers, "payload": message.body}  # whatever the headers have of that name

@@ -107,7 +107,7 @@ def redis(directory: Path) -> Iterator[Target]:
             pipeline.execute()
         return count / (time.perf_counter() - began)
 
-    with running(brokers.Redis(directory)) as server:
+    with brokers.running(brokers.Redis(directory)) as server:
         backend = "django_outbox.relays.redis.Stream"
         yield {"BACKEND": backend, "OPTIONS": {"url": server.url}}, send
 
@@ -129,7 +129,7 @@ def rabbitmq(directory: Path) -> Iterator[Target]:
                 await asyncio.gather(*(exchange.publish(each, PLACE) for each in messages))
             return count / (time.perf_counter() - began)
 
-    with running(brokers.RabbitMQ(directory)) as server:
+    with brokers.running(brokers.RabbitMQ(directory)) as server:
         Consumer(server.url, exchange="events")
         options = {"url": server.url, "exchange": "events"}
         backend = "django_outbox.relays.rabbitmq.RabbitMQ"
@@ -152,7 +152,7 @@ def jetstream(directory: Path) -> Iterator[Target]:
         await client.close()
         return count / seconds
 
-    with running(brokers.Nats(directory)) as server:
+    with brokers.running(brokers.Nats(directory)) as server:
         Stream(server.url, "events", subjects=[PLACE])
         backend, options = "django_outbox.relays.nats.JetStream", {"servers": server.url}
         yield {"BACKEND": backend, "OPTIONS": options}, lambda n: asyncio.run(sending(n))
@@ -172,8 +172,7 @@ def kafka(directory: Path) -> Iterator[Target]:
 
         def batch(size: int) -> None:
             for _ in range(size):
-                headers = [*HEADERS.items()]
-                producer.produce(PLACE, BODY, headers=headers, on_delivery=report)
+                producer.produce(PLACE, BODY, headers=[*HEADERS.items()], on_delivery=report)
                 producer.poll(0)
             producer.flush()
 
@@ -184,9 +183,8 @@ def kafka(directory: Path) -> Iterator[Target]:
         began = time.perf_counter()
         for _ in range(count // BATCH):
             batch(BATCH)
-        seconds = time.perf_counter() - began
         assert confirmed == [None] * (count + 1)
-        return count / seconds
+        return count / (time.perf_counter() - began)
 
     cluster = MockCluster()
     try:
@@ -195,12 +193,3 @@ def kafka(directory: Path) -> Iterator[Target]:
         yield {"BACKEND": "django_outbox.relays.kafka.Kafka", "OPTIONS": options}, send
     finally:
         cluster.close()
-
-
-@contextmanager
-def running(server: Any) -> Iterator[Any]:
-    try:
-        server.start()
-        yield server
-    finally:
-        server.stop()
