@@ -174,10 +174,9 @@ def test_the_page_of_redis_ends_with_an_entry_on_the_screen(settings: Any, tmp_p
     page = "how-to/relay-to-redis.md"
     found = re.search(r"^\$ redis-cli (X.*)\n((?:.*\n)*?)```$", samples.section(page), re.MULTILINE)
     assert found
-    command = [brokers.program("redis-cli"), "--no-raw", "-p"]
     with brokers.running(brokers.Redis(tmp_path)) as broker, relaying(page, broker, 6379, settings):
-        command += [str(broker.port), *found[1].split()]
-        screen = subprocess.check_output(command, text=True, timeout=20)
+        command = [brokers.program("redis-cli"), "--no-raw", "-p", str(broker.port)]
+        screen = subprocess.check_output([*command, *found[1].split()], text=True, timeout=20)
     own = r'"\d{13}-0"|"01\w{24}"|"2.*:00"'  # the entry's id, the event's, and the time
     assert re.sub(own, "…", screen) == re.sub(own, "…", found[2])
 

@@ -110,7 +110,8 @@ def test_a_memory_alarm(broker: brokers.RabbitMQ, consumer: Consumer) -> None:
         broker.control("set_vm_memory_high_watermark", "0.00001")
         try:
             with pytest.raises(BrokerUnavailable, match="memory or disk alarm"):
-                publish(session, messages(10), within=2)
+                for _ in range(1000):  # the alarm is raised a moment later
+                    publish(session, messages(10), within=2)
             with (
                 opened(consumer.backend()) as another,
                 pytest.raises(BrokerUnavailable, match="memory or disk alarm"),
