@@ -14,7 +14,7 @@ from django.urls import reverse
 
 import django_outbox as outbox
 from django_outbox import doorbell
-from django_outbox.models import OutboxEvent, OutboxPause
+from django_outbox.models import OutboxEvent, OutboxOperation, OutboxPause
 from tests.cases import cases
 from tests.table import insert, keyed, undone
 from tests.test_admin import body, said, visitor
@@ -48,6 +48,8 @@ def test_the_form_pauses(admin_client: Client, admin_user: User) -> None:
     entry = LogEntry.objects.get()
     assert (entry.action_flag, entry.object_id) == (ADDITION, str(found.pk))
     assert "carrier down" in entry.get_change_message()
+    operation = OutboxOperation.objects.get()
+    assert (operation.kind, operation.by) == ("pause", admin_user.username)
 
 
 def test_the_form_refuses_an_unknown_name_unless_it_is_forced(admin_client: Client) -> None:
@@ -162,6 +164,8 @@ def test_the_action_resumes(admin_client: Client) -> None:
     assert {*OutboxEvent.objects.due().values_list("pk", flat=True)} == {*ids}
     entry = LogEntry.objects.get()
     assert (entry.action_flag, entry.object_repr) == (DELETION, f"event type {SENT}")
+    operation = OutboxOperation.objects.get(kind="resume")
+    assert (operation.by, operation.done) == (User.objects.get().username, 2)
 
 
 def test_the_page_has_a_button_that_resumes(admin_client: Client) -> None:

@@ -29,10 +29,10 @@ from django_outbox.models.fields import DatabaseNow, IsDead
 from django_outbox.models.operation import KEPT, condition
 from django_outbox.worker.effects import perform
 from django_outbox.worker.operations import Operations
-from django_outbox.worker.pauses import KnownPauses
+from django_outbox.worker.pauses import KnownPauses, end_pauses
 from django_outbox.worker.polling import Wakeup
 from tests.cases import cases
-from tests.table import histories, insert, keyed, listening, now, undone
+from tests.table import PLACED, histories, insert, keyed, listening, now, undone, write
 
 pytestmark = pytest.mark.django_db
 
@@ -114,6 +114,31 @@ def test_a_pause_and_its_end() -> None:
     assert OutboxPause.objects.resume(by="ben").pauses == 0
     assert log() == [("pause", "ada", 0), ("resume", "ben", 3)]
     assert {"order.placed" in each.about for each in OutboxOperation.objects.all()} == {True}
+
+
+def test_a_breaker_that_a_person_ends_and_a_pause_that_a_worker_ends() -> None:
+    given = {"paused_at": now(), "until": now() - HOUR}
+    OutboxPause.objects.create(kind="breaker", name="default", **given)
+    OutboxPause.objects.create(kind="event_type", name="order.placed", **given)
+    end_pauses("default")
+    OutboxPause.objects.resume(by="ada")
+    assert log() == [("resume", "", 0), ("breaker_closed", "ada", 0)]
+
+
+def test_a_listener_is_given_older_events() -> None:
+    with listening(lambda event: None):
+        write(3)
+        outbox.drain()
+    with listening(lambda event: None, name="ledger"):
+        assert OutboxEvent.objects.deliver_to(f"{PLACED} ledger", by="ada") == 3
+        assert OutboxEvent.objects.deliver_to(f"{PLACED} ledger", by="ada") == 0
+        write(2)
+        outbox.drain()
+    assert log() == [("deliver_to", "ada", 3)]
+    with listening(lambda event: None, name="audit"):
+        options = ["--listener", f"{PLACED} audit", "--since", "1h", "--by", "eve"]
+        call_command("outbox_replay", *options, stdout=StringIO())
+    assert log()[1:] == [("deliver_to", "eve", 5)]
 
 
 COMMANDS = {
