@@ -16,14 +16,14 @@ from pathlib import Path
 from tests.rules import Rule, Text
 
 CODE_LINES = {
-    "django_outbox": 22_740,
-    "django_outbox/admin": 2_290,
+    "django_outbox": 22_725,
+    "django_outbox/admin": 2_285,
     "django_outbox/relays": 2_284,
-    "django_outbox/sql": 2_016,
+    "django_outbox/sql": 2_015,
 }
 MODULES = 199  # of the package, migrations among them
 TEST_LINES = 71_860  # of all Python files below tests, comments and blank lines among them
-PAGES, WORDS = 60, 90_800  # below docs
+PAGES, WORDS = 60, 90_640  # below docs
 NO_CODE = {
     tokenize.COMMENT,
     tokenize.NL,
