@@ -254,6 +254,27 @@ def test_what_ends_by_its_cancellation_is_due_now(caplog: pytest.LogCaptureFixtu
     assert all(re.search(r"listener='order\.placed' seconds=\d+\.\d", each) for each in told)
 
 
+def test_a_call_past_its_timeout_has_failed_although_a_stop_cancels_it(clock: MovedClock) -> None:
+    """A blocked loop cannot end it in time; handed back, it would be tried again without end."""
+    entered, go_on = threading.Event(), threading.Event()
+
+    async def blocking(event: outbox.Event) -> None:
+        entered.set()
+        go_on.wait(20)
+        await asyncio.Event().wait()
+
+    with listening(blocking, timeout=5.0, retry=outbox.Fixed(60)), worker() as running:
+        (event_id,) = insert()
+        assert entered.wait(15)
+        clock.advance(6)
+        finishing = in_thread(lambda: running.finish(at_once))
+        wait_until(lambda: "_cancel" in repr(running._event_loop._loop._ready))
+        go_on.set()
+        finishing.result(20)
+        running.hand_back(30.0)
+        assert (row(event_id).status, row(event_id).attempts) == (Status.RETRY, 1)
+
+
 def test_what_resists_its_cancellation_is_handed_back(caplog: pytest.LogCaptureFixture) -> None:
     entered, go_on = threading.Event(), threading.Event()
 

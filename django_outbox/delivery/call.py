@@ -225,6 +225,8 @@ class Call:
             return _Raised(timeout_error)
         except asyncio.CancelledError as error:
             if lease.cancelled:  # by the worker, which is stopping
+                if timeout is not None and lease.clock - started >= timeout:  # the loop was blocked
+                    return _Raised(self.timeout_error("cancelled"))
                 raise
             return _Raised(error)
         except Exception as error:  # noqa: BLE001 - a listener may raise anything
