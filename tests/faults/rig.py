@@ -467,8 +467,12 @@ class Rig:
         """How many events a worker handed back when it was stopped."""
         return sum(pid in each.pids for each in log.hand_backs(self.told(), {}))
 
-    def suspend(self, number: int, seconds: float) -> None:
+    def suspend(
+        self, number: int, seconds: float, until: Callable[[], bool] = lambda: True
+    ) -> None:
         """Stop a worker as a suspended machine would: its monotonic clock stands still meanwhile.
+
+        It goes on after so many ``seconds``, or later, once ``until()`` is true.
 
         On SQLite it may hold the one write lock, as with ``pause``.
         """
@@ -479,6 +483,8 @@ class Rig:
             worker.suspend()
             began = clock.now()
             time.sleep(seconds)  # how long the fault lasts
+            with suppress(AssertionError):
+                wait_until(until, within=20)
             before = struct.unpack("d", still.read_bytes())[0]
             with still.open("r+b") as file:
                 file.write(struct.pack("d", before + clock.now() - began))

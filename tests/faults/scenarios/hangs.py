@@ -98,7 +98,8 @@ def suspended(rig: Rig) -> None:
     )
     for number in rig.schedule(times, (1.0, 1.5)):
         rig.wait_until_busy(number % 2)
-        rig.suspend(number % 2, 2 * lease)
+        seen = len(rig.logged(" rescued "))
+        rig.suspend(number % 2, 2 * lease, until=lambda: len(rig.logged(" rescued ")) > seen)  # noqa: B023
     rig.wait_for_writers()
     rig.settle_down()
     taken = len(rig.logged(" rescued "))

@@ -40,8 +40,8 @@ KINDS = tuple(each.removeprefix("fault.") for each in (USUAL, ODD))
 BATCH, THREADS = 100, 2  # messages of a call; threads of a relay in a process
 LEASE = 3.0  # seconds: twice as long as anything is waited for
 BURST = 1000  # events that are on their way when a broker is killed
-# Of workers, not of the broker: started, ended, found lost.
-OF_WORKERS = re.compile(r"INFO |DEBUG |rescued |worker ")
+# What an operator sees of a broker's outage, and not of a worker that was killed.
+OF_BROKER = re.compile(r"\S+ \d+ (WARNING|ERROR|CRITICAL) (?!rescued |worker )")
 
 
 @scenario(*ALL, small=SMALL)
@@ -214,7 +214,7 @@ def outage(
         lines = [
             each
             for each in rig.log.read_bytes()[size:].decode().splitlines()
-            if not OF_WORKERS.search(each)
+            if OF_BROKER.match(each)
         ]
         waiting = [*write(rig, 20), *oldest(20)]  # after two minutes there are many thousands
         come()
