@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from datetime import datetime, timedelta, timezone
 from io import StringIO
@@ -32,7 +33,10 @@ from django_outbox.worker.operations import Operations
 from django_outbox.worker.pauses import KnownPauses, end_pauses
 from django_outbox.worker.polling import Wakeup
 from tests.cases import cases
-from tests.table import PLACED, histories, insert, keyed, listening, now, undone, write
+from tests.databases import vendor
+from tests.sessions import waiters
+from tests.table import PLACED, histories, in_thread, insert, keyed, listening, now, undone, write
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db
 
@@ -361,6 +365,33 @@ def test_a_worker_that_dies_in_a_batch_repeats_nothing_and_loses_nothing(
     assert (counts(), dead_left()) == (("done", 5, 0), 0)
     replays = [each for each in histories() if each.kind == "replayed"]
     assert (len(replays), {each.by for each in replays}) == (5, {"ada"})
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.skipif(vendor() == "sqlite", reason="SQLite has one writer at a time")
+def test_a_worker_whose_lease_has_ended_takes_no_batch_from_another(
+    small: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second waits for the first one's batch, and goes on behind it."""
+    dead(4)
+    operation, is_in, go_on = begin(), threading.Event(), threading.Event()
+
+    def slow(*given: Any) -> int:
+        count = apply_to_batch(*given)
+        is_in.set()
+        assert go_on.wait(20)
+        return count
+
+    monkeypatch.setattr(bulk, "apply_to_batch", slow)
+    first = in_thread(lambda: work_off(operation.pk, connection))
+    assert is_in.wait(20)
+    monkeypatch.setattr(bulk, "apply_to_batch", apply_to_batch)
+    second = in_thread(lambda: work_off(operation.pk, connection))
+    wait_until(lambda: waiters("outbox_operation") > 0)
+    go_on.set()
+    assert (first.result(20).changed, second.result(20).changed) == (2, 2)
+    assert (OutboxOperation.objects.get().done, dead_left()) == (4, 0)
+    assert len([each for each in histories() if each.kind == "replayed"]) == 4
 
 
 def test_one_worker_at_a_time(small: None) -> None:
