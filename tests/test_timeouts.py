@@ -19,7 +19,6 @@ from django_outbox import signals
 from django_outbox.delivery import call
 from django_outbox.listeners import registry
 from django_outbox.listeners.outcomes import Status
-from django_outbox.worker import gate
 from django_outbox.worker.executor import Executor
 from tests.surroundings import heard
 from tests.table import (
@@ -148,24 +147,6 @@ def test_a_listener_past_its_timeout_is_written_off_and_its_event_tried_again(
     assert listener.attempts == [0, 1]
     assert str(found.last_error).startswith("django_outbox.exceptions.ListenerTimeout: tests.")
     assert f"ran longer than {TIMEOUT} s; its thread was written off" in str(found.last_error)
-
-
-def test_what_a_hung_thread_had_taken_is_delivered_by_its_successor(
-    clock: MovedClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Calls are short, so that a thread takes several events at a time."""
-    monkeypatch.setattr(gate.Gate, "to_release", lambda gate, now: [])
-    awake = threading.Event()
-
-    def hangs_once(event: outbox.Event) -> None:
-        if event.payload["n"] == 150 and not event.attempts:
-            clock.advance(2 * TIMEOUT)
-            assert awake.wait(60)
-
-    write(300)
-    with listening(hangs_once, timeout=TIMEOUT, retry=AT_ONCE), outbox.Worker(workers=1):
-        ended(DONE=300)
-        awake.set()
 
 
 def test_a_listeners_own_timeout_comes_before_the_default(settings: Any, clock: MovedClock) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 
 from ..clocks import monotonic
@@ -27,10 +26,6 @@ logger = logging.getLogger("django_outbox")
 # Seconds of listener time that a thread may be ahead of the settler. If the process dies, that much
 # is repeated, or one event per thread; without a limit, all that a group commit had gathered.
 RUN_AHEAD = 0.0005
-# Seconds that each call of a thread takes at most while it takes several events at a time from the
-# ready queue, and how many. It starts one after the other, so that those behind a call that takes
-# longer than expected can be released to other workers.
-QUICK, AT_ONCE = 0.0001, 16
 IDLE_WAIT = 1.0  # seconds after which an idle thread checks whether it should end
 
 
@@ -45,37 +40,23 @@ class Seat:
         self.delivery: Delivery  # the last one
         self.call: Call | None = None  # that it is in
         self._cleanup: ConnectionCleanup
-        self.taken = deque[Lease | Lane | Delivery]()  # from the ready queue, and not begun
         self._followers: list[Lease] = []  # events behind those delivered, which may run next
         self._ahead = 0.0  # seconds of listener time that are not known to be settled
-        self._at_once, self._longest = 1, 0.0  # how many to take; seconds of the longest call since
 
     def _run(self) -> None:
         self._cleanup = ConnectionCleanup(self._held.lease, self._executor.sessions)
         try:
             while not self._executor.stopping:
-                self._take()
-                while self.taken and not self._executor.stopping:
-                    self._work(self.taken.popleft())
-                    while self._followers and not self._executor.stopping:
-                        self._work(self._followers.pop())
-            self._gate.ready.put_again(*self.taken)
+                found = self._gate.ready.take(IDLE_WAIT)
+                self._gate.made_room()
+                if found is not None:
+                    self._work(found)
+                while self._followers and not self._executor.stopping:
+                    self._work(self._followers.pop())
         except CallAbandoned:
             self._cleanup.close_half_made()
             self._cleanup.after(self.delivery.lead)
         self._cleanup.close()
-
-    def _take(self) -> None:
-        """Take the next event, or some if calls are short, and leave enough for other threads."""
-        ready = self._gate.ready
-        self._at_once = min(2 * self._at_once, AT_ONCE) if self._longest < QUICK else 1
-        self._longest = 0.0
-        if (found := ready.take(IDLE_WAIT)) is not None:
-            self.taken.append(found)
-            if self._at_once > 1:
-                share = len(ready) // self._gate.settings.WORKERS
-                self.taken += ready.take_more(min(self._at_once - 1, share))
-        self._gate.made_room()
 
     def _work(self, found: Lease | Lane | Delivery) -> None:
         executor, deliveries = self._executor, self._deliveries
@@ -129,8 +110,6 @@ class Seat:
                 self._cleanup.close_half_made()
             if not decision.written:
                 self._ahead += lease.duration
-            if lease.duration > self._longest:
-                self._longest = lease.duration
         self._followers += self._deliveries.pass_on(self.delivery)
 
 
@@ -178,11 +157,6 @@ class Executor:
         """Stop the threads from starting another event; may be called again."""
         self.stopping = True
         self.gate.ready.wake(len(self._seats))
-
-    @property
-    def taken(self) -> int:
-        """How many events its threads have taken from the ready queue and not begun."""
-        return sum(len(each.taken) for each in self._seats)
 
     def is_stopping(self) -> bool:
         """Return whether no other event may be started."""
@@ -255,7 +229,6 @@ class Executor:
             self.deliveries.end(delivery)
         if delivery.left:
             self.gate.ready.put_again(delivery)
-        self.gate.ready.put_again(*seat.taken)
         self._is_deciding = False
         self._to_start.append(successor.thread)
 

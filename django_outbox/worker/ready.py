@@ -254,14 +254,6 @@ class Ready:
             return found
         return self._take_beside(found, monotonic() + timeout)
 
-    def take_more(self, most: int) -> list[Lease | Lane | Delivery]:
-        """Return up to ``most`` further events and ripe lanes, without waiting."""
-        found, now = self._queue.take_all(most), monotonic()
-        for each in found:
-            if isinstance(each, Lane) and each.ripe_at > now:
-                self._queue.put(each)
-        return [each for each in found if not isinstance(each, Lane) or each.ripe_at <= now]
-
     def _take_beside(self, lane: Lane, until: float) -> Lease | Lane | Delivery | None:
         """Return what is ripe first by ``until`` (monotonic): ``lane``, or anything else."""
         unripe = [lane]
@@ -301,10 +293,9 @@ class Ready:
         """Return the next event or lane, ripe or not, without waiting; None if there is none."""
         return next(iter(self._queue.take_all(1)), None)
 
-    def put_again(self, *found: Lease | Lane | Delivery) -> None:
-        """Queue what a thread has taken or left."""
-        for each in found:
-            self._queue.put(each)
+    def put_again(self, delivery: Delivery) -> None:
+        """Queue what a thread has left of a delivery."""
+        self._queue.put(delivery)
 
     def wake(self, takers: int = 1) -> None:
         """End the wait of that many threads; their ``take`` returns None."""

@@ -285,7 +285,6 @@ class Worker:
         """
         hot = sum(len(each.offers) for each in self._gates)
         cold = sum(len(each.ready) + self._held.load(each.name).followers for each in self._gates)
-        cold += sum(each.taken for each in self._executors)
         return {"hot": hot, "cold": cold, "held": len(self._held)}
 
     @property
