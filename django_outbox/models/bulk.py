@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple
 
+from django.core.exceptions import FieldError
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import F
 
+from ..log import first_line
 from ..sql import dialect_of
 from . import OutboxEvent, OutboxOperation, OutboxQuerySet
 from .fields import DatabaseNow
 from .operation import condition
 from .replay import BATCH_SIZE, Spacing, lock_streams
+
+logger = logging.getLogger("django_outbox")
 
 Kind: Final = OutboxOperation.Kind
 
@@ -95,7 +100,12 @@ def work_off(pk: int, connection: BaseDatabaseWrapper) -> Worked:
                 return Worked(0, wait)
         size = _size(operation, spacing, now)
         events = OutboxEvent.objects.using(connection.alias)
-        rows = events.filter(condition(json.loads(operation.filters or "[]")))
+        try:
+            rows = events.filter(condition(json.loads(operation.filters or "[]")))
+        except (FieldError, ValueError, TypeError) as error:  # no newer worker would do better
+            logger.error("operation stopped id=%d error=%s", pk, reason := first_line(error))
+            every.filter(pk=pk).stop(by=reason)
+            return Worked(0, None)
         found = ACTIONS[Kind(operation.kind)].applicable(rows)
         batches = found.batches(size=size, after=operation.after, until=operation.started_at)
         ids = next(batches, [])

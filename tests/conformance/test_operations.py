@@ -407,6 +407,20 @@ def test_one_worker_at_a_time(small: None) -> None:
     assert counts() == ("done", 2, 0)
 
 
+@cases("filters", {"no JSON": "[", "no condition": "[1]", "a column that is gone": '["gone", 1]'})
+@undone()
+def test_what_cannot_be_read_is_stopped_and_holds_up_no_other(filters: str) -> None:
+    dead(2)
+    broken, sound = [
+        OutboxOperation.objects.begin("replay", OutboxEvent.objects.all()) for _ in "ab"
+    ]
+    OutboxOperation.objects.filter(pk=broken.pk).update(filters=filters)
+    assert work_off(broken.pk, connection).wait is None
+    broken.refresh_from_db()
+    assert (broken.state, broken.done, bool(broken.stopped_by)) == ("stopped", 0, True)
+    assert work_off(sound.pk, connection).changed == 2
+
+
 def test_several_take_turns(small: None) -> None:
     dead(7, event_type="a")
     dead(3, event_type="b")
