@@ -242,7 +242,10 @@ def in_words(plain: list[Any]) -> str:
     """Return what is filtered by, for people to read."""
     if len(plain) == 2:
         name, value = plain
-        text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+        values = value if isinstance(value, list) else [value]
+        if name in ("status", "status__exact", "status__in"):
+            values = [Status(each).name for each in values]
+        text = ", ".join(map(str, values))
         return f"{name.removesuffix('__exact')}: {text}"
     connector, negated, children = plain
     text = f" {connector} ".join(map(in_words, children))

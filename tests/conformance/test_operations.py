@@ -236,6 +236,7 @@ def test_filters_mean_the_same_to_a_worker(name: str) -> None:
     found = [*OutboxEvent.objects.filter(again).order_by("pk").values_list("pk", flat=True)]
     assert found == [each.pk for each in rows]
     assert 0 < len(found) < 4
+    assert ("DEAD" in operation.about) == (name == "dead")
 
 
 # --- a worker -------------------------------------------------------------------------------------
