@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 EVENTS = """SELECT id, event_id, listener, routes, event_type, status, attempts, rescues,
-    available_at, locked_by, locked_at, stream, seq, result FROM outbox_event"""
+    available_at, locked_by, locked_at, stream, seq, result, done_at FROM outbox_event"""
 STREAMS = "SELECT stream, due_at, locked_by, locked_at FROM outbox_stream"
 PARKED = """SELECT id, queue FROM outbox_event
     WHERE queue LIKE 'paused:%' AND status IN (0, 2) AND available_at IS NOT NULL
@@ -34,6 +34,7 @@ class Event:
     seq: int
     slot: str | None = None  # of those that wait there, the newest runs
     is_coalesced: bool = False  # it has ended because a newer one of its slot runs
+    state: str = ""  # of the model; "": its columns are those of none
     replays: int = field(default=0, compare=False)  # by which it became pending again
 
 
@@ -117,7 +118,7 @@ class Tables:
         events, leases, streams = {}, {}, {}
         for row in run(EVENTS):
             row_id, event_id, listener, routes, kind, *rest = row
-            (status, attempts, rescues, due, worker, since, place, seq, result) = rest
+            (status, attempts, rescues, due, worker, since, place, seq, result, done_at) = rest
             slot = place if place and place.startswith("?") else None
             stream = None if slot else place
             given = frozenset((routes or "").split())
@@ -135,6 +136,7 @@ class Tables:
                 seq or 0,
                 slot,
                 result == "coalesced",
+                _state(status, stream, (due, worker, since), done_at),
             )
             if worker is not None and stream is None:
                 leases[row_id] = Lease(worker, due or "", since)
@@ -148,3 +150,14 @@ class Tables:
         return Table(
             events, streams, leases, breakers, dict(run(PARKED)), {queue for *_, queue in pauses}
         )
+
+
+def _state(status: int, stream: str | None, lease: tuple[str | None, ...], done: str | None) -> str:
+    """Return the state of a delivery, by the columns that the page on the model gives it."""
+    is_set = tuple(each is not None for each in lease)  # due time, owner, since when
+    if status in (1, 3):
+        return "ended" if not any(is_set) and done is not None else ""
+    if stream is not None:  # which is due and leased in its place
+        return "waiting" if not any(is_set) and done is None else ""
+    states = {(True, False, False): "waiting", (True, True, True): "leased"}
+    return states.get(is_set, "") if done is None else ""

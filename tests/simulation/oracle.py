@@ -26,6 +26,8 @@ judge.** A rule that is loosened says here why.
 - ``innocent``: an event is dead without an answer that ended it, all of its attempts, or enough
   workers that were lost with it.
 - ``poison``: an event took more workers along than ``MAX_RESCUES``.
+- ``state``: a row has the columns of no state of ``docs/explanation/model.md``, or has come to its
+  state in a way that the page does not have.
 - ``breaker``: a circuit breaker closed without a success since it opened.
 - ``parked``: something is moved to the queue of a pause that is over, or is there in the end.
 - ``stuck``: when all faults are over, something does not end, or stays leased.
@@ -46,6 +48,11 @@ WAKING = 0.5  # seconds from the check of a lease to the call, in a process that
 NEW, DONE, RETRY, DEAD = range(4)
 FINAL = {DONE, DEAD}
 GOOD = ("done",)
+# How the state of a delivery may change.
+WAYS = {
+    *[("", "waiting"), ("waiting", "waiting"), ("waiting", "leased"), ("ended", "waiting")],
+    *[("leased", "waiting"), ("leased", "leased"), ("leased", "ended"), ("ended", "ended")],
+}
 FAILED = ("failed", "final")
 # Rescues that claims may count without a call: later ones are counted for one event alone.
 UNCALLED_RESCUES = 2
@@ -243,9 +250,18 @@ class Oracle:
             self._judge_coalesced(event)
         elif event.status == DONE and is_new and not self._has_ended_well(event):
             self._report("done", f"{event} without a success of its listener")
+        self._judge_state(was, event)
         self._judge_attempts(event)
         if event.status == DEAD and is_new:
             self._judge_death(event)
+
+    def _judge_state(self, was: Event | None, event: Event) -> None:
+        """Judge a row's state: only one that is coalesced, or has a key, ends without a lease."""
+        way = "" if was is None else was.state, event.state
+        may_end = event.is_coalesced or event.stream is not None
+        has_two_ends = way == ("ended", "ended") and was is not None and was.status != event.status
+        if (way not in WAYS and not (way == ("waiting", "ended") and may_end)) or has_two_ends:
+            self._report("state", f"{event} was {was}")
 
     def _judge_coalesced(self, event: Event) -> None:
         newer = [
