@@ -213,6 +213,16 @@ OWN = (
         edits=[("worker/runs.py", "+= [each for each in ended if held.put_back(each)]", "+= []")],
     ),
     Broken(
+        name="a settle that leaves since when a row was leased",
+        edits=[
+            (
+                "sql/settle.py",
+                "available_at = NULL, locked_by = NULL, locked_at = NULL",
+                "available_at = NULL, locked_by = NULL",
+            )
+        ],
+    ),
+    Broken(
         name="a stream whose refused release is forgotten",
         edits=[("worker/runs.py", "elif held.put_back(run):", "else:")],
     ),
