@@ -442,3 +442,33 @@ def test_a_connection_ends_although_its_client_swallows_the_cancellation() -> No
     loop.stop()
     assert THREAD_NAME not in [each.name for each in threading.enumerate()]
     assert not tasks[0].done()
+
+
+def test_a_thread_ends_although_a_connection_was_lost_after_it_had_sent_the_rest() -> None:
+    lost, taken, kept = asyncio.Event(), asyncio.Event(), []
+
+    class Client(asyncio.Protocol):
+        def connection_lost(self, error: Exception | None) -> None:
+            lost.set()
+
+    async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+        await writer.wait_closed()
+        taken.set()
+
+    async def begin() -> None:
+        server = await asyncio.start_server(take, "127.0.0.1", 0)
+        place = server.sockets[0].getsockname()
+        transport, _ = await asyncio.get_running_loop().create_connection(Client, *place)
+        transport.write(b"x" * 10_000_000)  # more than the kernel takes at once
+        transport.close()
+        await lost.wait()
+        await taken.wait()
+        kept.append(transport)
+        server.close()
+
+    loop = EventLoopThread()
+    loop.run(begin(), timeout=10)
+    loop.stop()
+    assert THREAD_NAME not in [each.name for each in threading.enumerate()]

@@ -9,6 +9,7 @@ import os
 import threading
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import suppress
 from time import monotonic
 from typing import Any, Final, cast
 from weakref import WeakSet
@@ -214,7 +215,8 @@ class EventLoopThread:
 
 async def _end(loop: _Loop) -> None:
     for transport in loop.transports:
-        transport.abort()
+        with suppress(AttributeError):  # asyncio's, of one that has lost its connection
+            transport.abort()
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     others = [each for each in tasks if each.cancel()]
     if others:  # a client may swallow the cancellation, and wait again
