@@ -200,7 +200,7 @@ def test_a_connection_that_is_cut_in_mid_batch(adapter: Adapter, name: str) -> N
 
 
 def test_a_broker_that_does_not_answer(adapter: Adapter, name: str) -> None:
-    with connected(adapter, name, timeout=1) as session:
+    with connected(adapter, name, timeout=4) as session:  # for the first message
         assert publish(session, messages(1, name)) == [None]
         adapter.broker.pause()
         try:

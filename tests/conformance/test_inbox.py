@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
+from django.db import OperationalError, connection, transaction
 
 from django_outbox import inbox
 from django_outbox.models import OutboxEvent, OutboxInbox
@@ -132,10 +132,19 @@ def lock_waits() -> bool:
 def test_of_many_at_once_one_is_the_first() -> None:
     together = threading.Barrier(8)
 
+    def delivered(n: int) -> bool:
+        """Receive a message; again, as a broker would, if MySQL has ended a deadlock with it."""
+        while True:
+            try:
+                return receive(n)
+            except OperationalError as error:
+                if (connection.vendor, error.args[0]) != ("mysql", 1213):
+                    raise
+
     def consume() -> list[bool]:
         connection.ensure_connection()
         together.wait(30)
-        return [receive(n) for n in range(20)]
+        return [delivered(n) for n in range(20)]
 
     answers = [each.result(60) for each in [in_thread(consume) for _ in range(8)]]
     assert [sum(column) for column in zip(*answers, strict=True)] == [1] * 20
