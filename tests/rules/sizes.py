@@ -23,7 +23,7 @@ CODE_LINES = {
 }
 MODULES = 199  # of the package, migrations among them
 TEST_LINES = 71_991  # of all Python files below tests, comments and blank lines among them
-PAGES, WORDS = 60, 90_590  # below docs
+PAGES, WORDS = 60, 90_540  # below docs
 NO_CODE = {
     tokenize.COMMENT,
     tokenize.NL,
