@@ -15,7 +15,7 @@ import pytest
 from django_outbox.listeners.registry import digest
 from tests.simulation import mutants
 from tests.simulation.evidence import Call, Event, Lease, Table
-from tests.simulation.oracle import DEAD, DONE, NEW, RETRY, Oracle, Rules
+from tests.simulation.oracle import DEAD, DONE, FINAL, NEW, RETRY, Oracle, Rules
 from tests.simulation.plan import KINDS
 
 pytest.importorskip("greenlet")
@@ -116,7 +116,12 @@ class Story:
         return True
 
     def read(self) -> Table:
-        return deepcopy(self.now_table)
+        table = deepcopy(self.now_table)
+        for event in table.events.values():
+            is_leased = event.stream is None and event.id in table.leases
+            state = "ended" if event.status in FINAL else "leased" if is_leased else "waiting"
+            event.state = event.state or state
+        return table
 
     def event(self, event_id: str, **columns: object) -> Event:
         given = {"due": instant(0), "stream": None, "seq": 1, **columns}
@@ -272,6 +277,10 @@ def parked(story: Story) -> None:
     story.oracle.look("w1")
 
 
+def state(story: Story) -> None:
+    story.event("e1", state="leased, though its writer has just committed")
+
+
 def stuck(story: Story) -> None:
     story.event("e1")
     story.oracle.finish()
@@ -302,6 +311,7 @@ FALSE = [
     ("poison", poison),
     ("breaker", breaker),
     ("parked", parked),
+    ("state", state),
     ("stuck", stuck),
     ("stuck", stuck_lease),
 ]
