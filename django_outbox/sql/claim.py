@@ -98,7 +98,7 @@ class EventLeases(Statements):
             taken_ids = {row[0] for row in self._rows(mine, [*params, me, leased_at])}
             rows = [row for row in rows if row[0] in taken_ids]
         if all(row[-1] == now and row[-2] in (None, me) for row in rows):
-            return rows
+            return rows  # as they are: a copy of each would be more for the garbage collector
         return [(*row[:2], row[2] + (row[-2] not in (None, me)), *row[3:-1], now) for row in rows]
 
     def _take(self, table: Table, changes: SQL, where: SQL) -> int:
