@@ -68,7 +68,7 @@ def settled(back: int = 1, **counts: int) -> None:
     """Store what a worker settled in the minute that began ``back`` minutes ago."""
     start = now().replace(second=0, microsecond=0) - timedelta(minutes=back)
     OutboxStatistics.objects.create(
-        started_at=start, owner=f"worker-{back}", event_type="order.placed", **counts
+        started_at=start, owner=f"worker-{back}", listener="order.placed", **counts
     )
 
 

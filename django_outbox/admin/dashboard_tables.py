@@ -294,7 +294,7 @@ def _queue(each: QueueState) -> Cells:
 
 def _types(overview: Overview, *, needs_attention: bool) -> Section:
     """Return what waits without a key by type, and the deliveries of the last hour."""
-    backlog, done = overview.backlog.by_type, {each["event_type"]: each for each in overview.types}
+    backlog, done = overview.backlog.by_type, {each["listener"]: each for each in overview.types}
     none = TypeBacklog()
     names = sorted({*backlog, *done}, key=lambda each: (-backlog.get(each, none).total, each))
     counts = [_("due"), _("held"), _("leased"), _("retrying"), _("scheduled")]

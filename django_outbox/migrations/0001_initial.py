@@ -275,7 +275,7 @@ class Migration(migrations.Migration):
                 ("id", models.BigAutoField(primary_key=True, serialize=False)),
                 ("started_at", UTCDateTimeField()),
                 ("owner", ExactCharField(max_length=128)),
-                ("event_type", ExactCharField(max_length=128)),
+                ("listener", ExactCharField(max_length=255)),
                 ("done", models.IntegerField(default=0)),
                 ("retry", models.IntegerField(default=0)),
                 ("dead", models.IntegerField(default=0)),
@@ -296,7 +296,7 @@ class Migration(migrations.Migration):
                 ],
                 "constraints": [
                     models.UniqueConstraint(
-                        fields=("owner", "started_at", "event_type"),
+                        fields=("owner", "started_at", "listener"),
                         name=index_name("outbox_stats_once"),
                     )
                 ],

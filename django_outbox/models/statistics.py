@@ -12,7 +12,7 @@ from django.db.models import F, Sum
 from django.utils.translation import gettext_lazy as _
 
 from ..conf import current, index_name, table_name
-from ..events import LENGTHS
+from ..listeners.options import TITLE_LENGTH
 from .fields import ExactCharField, UTCDateTimeField
 from .queryset import TableQuerySet
 
@@ -40,7 +40,7 @@ BOUNDS: Final = (
 WAIT_COLUMNS: Final = tuple(f"wait_{number}" for number in range(len(BOUNDS) + 1))
 RUN_COLUMNS: Final = tuple(f"run_{number}" for number in range(len(BOUNDS) + 1))
 COUNTS: Final = (*OUTCOMES, "rescued", *WAIT_COLUMNS, *RUN_COLUMNS)
-UNIQUE_FIELDS: Final = ("owner", "started_at", "event_type")
+UNIQUE_FIELDS: Final = ("owner", "started_at", "listener")
 
 
 def bucket(seconds: float) -> int:
@@ -76,8 +76,8 @@ class StatisticsQuerySet(TableQuerySet["OutboxStatistics"]):
     Example::
 
         an_hour_ago = timezone.now() - timedelta(hours=1)
-        for row in OutboxStatistics.objects.since(an_hour_ago).by_type(most=10):
-            print(row["event_type"], row["done"], row["dead"])
+        for row in OutboxStatistics.objects.since(an_hour_ago).by_listener(most=10):
+            print(row["listener"], row["done"], row["dead"])
     """
 
     table = "outbox_statistics"
@@ -86,13 +86,13 @@ class StatisticsQuerySet(TableQuerySet["OutboxStatistics"]):
         """Return rows of minutes that begin at or after an instant."""
         return self.filter(started_at__gte=instant)
 
-    def by_type(self, most: int) -> list[dict[str, Any]]:
-        """Return the sums by event type, most deliveries first; "" stands for all other types."""
+    def by_listener(self, most: int) -> list[dict[str, Any]]:
+        """Return the sums by listener, most deliveries first; "" stands for all others."""
         deliveries = Sum(F("done") + F("retry") + F("dead"))
-        every: Any = self.values("event_type")
+        every: Any = self.values("listener")
         rows = every.annotate(total=deliveries).filter(total__gt=0)
         rows = rows.annotate(**{name: Sum(name) for name in COUNTS})
-        return [*rows.order_by("-total", "event_type")[:most]]
+        return [*rows.order_by("-total", "listener")[:most]]
 
     def purge_batches(self) -> Iterator[int]:
         """Delete every row older than three hours; yield the size of each delete, which commits."""
@@ -106,12 +106,12 @@ class StatisticsQuerySet(TableQuerySet["OutboxStatistics"]):
 
 
 class OutboxStatistics(models.Model):
-    """What one worker settled of one event type in one minute."""
+    """What one worker settled for one listener in one minute."""
 
     id = models.BigAutoField(primary_key=True)
     started_at = UTCDateTimeField()  # the beginning of the minute, by the database's clock
     owner = ExactCharField(max_length=128)  # the worker, the only one that writes its rows
-    event_type = ExactCharField(max_length=LENGTHS["event_type"])  # "": the types beyond the top
+    listener = ExactCharField(max_length=TITLE_LENGTH)  # title; "": those beyond the top
     done = models.IntegerField(default=0)
     retry = models.IntegerField(default=0)
     dead = models.IntegerField(default=0)
@@ -132,7 +132,7 @@ class OutboxStatistics(models.Model):
         indexes = [models.Index(fields=["started_at"], name=index_name("outbox_stats_time"))]
 
     def __str__(self) -> str:
-        return f"{self.started_at:%Y-%m-%d %H:%M} {self.event_type or '*'} ({self.owner})"
+        return f"{self.started_at:%Y-%m-%d %H:%M} {self.listener or '*'} ({self.owner})"
 
 
 # Numbers of events, by schedule-to-start time and by time in listeners.

@@ -28,7 +28,7 @@ from ..models.statistics import COUNTS, OUTCOMES, RUN_COLUMNS, WAIT_COLUMNS, buc
 from ..sql import dialect_of
 from ..sql.values import EVENTS, STREAMS
 from .effects import Steps, Wait, ask, in_turn, single
-from .gate import Gates
+from .gate import Gate, Gates
 from .leases import AT_ONCE, LOCKED_RETRY_TIME, Releases
 
 logger = logging.getLogger("django_outbox")
@@ -40,12 +40,12 @@ LOST_KEPT_FOR = timedelta(days=1)  # for which rows of lost workers stay, so tha
 MAX_LOST = 100  # rows of lost workers that stay, those with the latest heartbeats
 MAX_REMOVED = 1000  # rows of lost workers that are removed at once
 WRITE_INTERVAL = 10.0  # seconds between two writes, at least; a killed worker loses no more
-MAX_TYPES = 20  # event types that get rows of their own in one minute; all others share one
+MAX_LISTENERS = 20  # that get rows of their own in one minute; all others share one
 
 RESCUED, WAIT, RUN = (COUNTS.index(name) for name in ("rescued", WAIT_COLUMNS[0], RUN_COLUMNS[0]))
 PLACES = {name: place for place, name in enumerate(OUTCOMES)}
 
-Counts = dict[str, list[int]]  # by event type, in the order of ``COUNTS``
+Counts = dict[str, list[int]]  # by title of the listener, in the order of ``COUNTS``
 
 
 def renew(releases: Releases) -> Steps[float]:
@@ -169,7 +169,7 @@ class WorkerRow:
 
     def __init__(self, releases: Releases, gates: Gates) -> None:
         self._me, self._held, self._runs = releases.me, releases.held, releases.runs
-        self._wakeup = gates.wakeup
+        self._gates = gates
         self._info: dict[str, Any] = {
             "mode": releases.settings.MODE,
             "queues": sorted(gates.by_queue),
@@ -180,7 +180,8 @@ class WorkerRow:
     def update(self, connection: BaseDatabaseWrapper) -> None:
         rows = OutboxWorker.objects.using(connection.alias)
         leases: dict[str, Any] = {"held": len(self._held), "streams": len(self._runs)}
-        if self._wakeup.suspect_waits:
+        leases["threads"] = {each.name: self._threads(each) for each in self._gates}
+        if self._gates.wakeup.suspect_waits:
             leases["suspect_waits"] = True
         info = json.dumps({**self._info, **published(), **leases, "running": self._running()})
         if not rows.filter(pk=self._me).update(heartbeat_at=DatabaseNow(), info=info):
@@ -227,6 +228,12 @@ class WorkerRow:
             for each in longest
         ]
 
+    def _threads(self, gate: Gate) -> tuple[int, int]:
+        """Return how many threads of a queue are busy, and how many it has."""
+        threads = gate.settings.WORKERS
+        running = sum(each.queue == gate.name for each in self._held.running())
+        return min(running, max(threads - gate.ready.idle, 0)), threads
+
     def remove(self, connection: BaseDatabaseWrapper) -> None:
         OutboxWorker.objects.using(connection.alias).filter(pk=self._me).delete()
 
@@ -250,9 +257,10 @@ class Statistics:
         for lease, decision in settled:
             if decision.outcome not in PLACES:  # it was not delivered, or not for good
                 continue
-            counts = found.get(lease.event_type)
+            title = lease.listener or lease.event_type
+            counts = found.get(title)
             if counts is None:
-                counts = found[lease.event_type] = [0] * len(COUNTS)
+                counts = found[title] = [0] * len(COUNTS)
             counts[PLACES[decision.outcome]] += 1
             if lease.rescued:
                 counts[RESCUED] += 1
@@ -291,17 +299,17 @@ class Statistics:
 
 
 def _add(counts: Counts, more: Mapping[str, list[int]]) -> None:
-    for event_type, new in more.items():
-        old = counts.get(event_type, [0] * len(new))
-        counts[event_type] = [one + other for one, other in zip(old, new, strict=True)]
+    for title, new in more.items():
+        old = counts.get(title, [0] * len(new))
+        counts[title] = [one + other for one, other in zip(old, new, strict=True)]
 
 
 def _limited(rows: Counts, new: Counts) -> Counts:
-    """Return rows with new counts added; frequent types get rows of their own first."""
+    """Return rows with new counts added; frequent listeners get rows of their own first."""
     rows = {**rows}
-    for event_type in sorted(new, key=lambda each: (-sum(new[each][: len(OUTCOMES)]), each)):
-        named = event_type in rows or len(rows.keys() - {""}) < MAX_TYPES
-        _add(rows, {event_type if named else "": new[event_type]})
+    for title in sorted(new, key=lambda each: (-sum(new[each][: len(OUTCOMES)]), each)):
+        named = title in rows or len(rows.keys() - {""}) < MAX_LISTENERS
+        _add(rows, {title if named else "": new[title]})
     return rows
 
 
@@ -310,9 +318,9 @@ def _store(connection: BaseDatabaseWrapper, *, minute: datetime, owner: str, row
         OutboxStatistics(
             started_at=minute,
             owner=owner,
-            event_type=event_type,
-            **dict(zip(COUNTS, rows[event_type], strict=True)),
+            listener=title,
+            **dict(zip(COUNTS, rows[title], strict=True)),
         )
-        for event_type in sorted(rows)
+        for title in sorted(rows)
     ]
     write_statistics(connection.alias, made)

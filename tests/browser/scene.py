@@ -139,7 +139,7 @@ def the_drill() -> str:
     OutboxStatistics.objects.create(
         started_at=start,
         owner=HOSTS[0],
-        event_type="parcel.requested",
+        listener="parcel.requested",
         done=0,
         retry=900,
         dead=5000,
@@ -267,7 +267,7 @@ def _row(
     tide = 0.65 + 0.35 * math.sin(2 * math.pi * (start % 86400 / 86400 - 0.3))
     count = max(int(rate * tide * CHANCE.uniform(0.85, 1.15) / len(HOSTS)), 1)
     at = datetime.fromtimestamp(start, timezone.utc)
-    row = OutboxStatistics(started_at=at, owner=host, event_type=event_type)
+    row = OutboxStatistics(started_at=at, owner=host, listener=event_type)
     hit = bad and event_type == "parcel.requested"
     row.retry = int(count * (0.75 if hit else 0.01 * CHANCE.random()))
     row.dead = int(CHANCE.random() * 2.5) if hit else 0
@@ -326,5 +326,5 @@ def evil(text: str) -> None:
     )
     started = clock.replace(second=0, microsecond=0)
     OutboxStatistics.objects.create(
-        started_at=started, owner=text, event_type=short["event_type"], done=1, dead=1
+        started_at=started, owner=text, listener=text[:255], done=1, dead=1
     )

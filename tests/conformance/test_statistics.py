@@ -6,6 +6,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,7 @@ from django.test.utils import CaptureQueriesContext
 
 import django_outbox as outbox
 from django_outbox.listeners.outcomes import DONE
-from django_outbox.models import OutboxEvent, OutboxStatistics, OutboxWorker
+from django_outbox.models import OutboxEvent, OutboxStatistics, OutboxWorker, live_workers
 from django_outbox.models.statistics import OUTCOMES, RUN_COLUMNS, WAIT_COLUMNS, bucket
 from django_outbox.worker import heartbeat
 from django_outbox.worker.effects import perform
@@ -78,7 +79,7 @@ def settled() -> bool:
 
 
 def row_at(age: timedelta, **columns: Any) -> OutboxStatistics:
-    given = {"owner": "me", "event_type": PLACED, **columns}
+    given = {"owner": "me", "listener": PLACED, **columns}
     return OutboxStatistics.objects.create(started_at=now() - age, **given)
 
 
@@ -107,7 +108,7 @@ def test_41_every_outcome_is_counted_once() -> None:
             soon = OutboxEvent.objects.filter(available_at__lte=now() + timedelta(seconds=45))
             wait_until(lambda: not soon.exists())  # neither due nor leased
     assert summed() == {"done": 1, "retry": 2, "dead": 3}
-    assert summed(event_type=PLACED) == summed()
+    assert summed(listener=PLACED) == summed()
     assert sum(spread(WAIT_COLUMNS)) == sum(spread(RUN_COLUMNS)) == 6
 
 
@@ -155,12 +156,15 @@ def test_41_what_ends_dead_without_a_start_is_counted_and_not_timed() -> None:
 
 
 def test_41_a_worker_writes_a_bounded_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Frequent types have their own rows, all others share one, and no count is lost."""
-    monkeypatch.setattr(heartbeat, "MAX_TYPES", 3)
+    """Frequent listeners have their own rows, all others share one, and no count is lost."""
+    monkeypatch.setattr(heartbeat, "MAX_LISTENERS", 3)
     for number in range(10):
         insert(number + 1, event_type=f"order.{number}")
-    with listening(lambda event: None, "order.*"), outbox.Worker():
-        wait_until(settled)
+    with ExitStack() as stack:
+        for number in range(10):
+            stack.enter_context(listening(lambda event: None, f"order.{number}"))
+        with outbox.Worker():
+            wait_until(settled)
     assert summed()["done"] == 55
     rows = OutboxStatistics.objects.all()
     starts = rows.values("started_at").distinct().count()  # a new minute may have begun
@@ -184,7 +188,7 @@ def test_41_the_rows_of_several_workers_add_up(fleet: Fleet) -> None:
     wait_until(settled, within=60)
     assert [fleet.end(each) for each in workers] == [0, 0]
     assert summed() == {"done": 320, "retry": 20}
-    assert summed(event_type=PLACED) == {"done": 20, "retry": 20}
+    assert summed(listener=PLACED) == {"done": 20, "retry": 20}
     assert sum(spread(WAIT_COLUMNS)) == 340
     shares = Counter(fleet_line.pid for fleet_line in fleet.lines() if fleet_line.phase == "end")
     done = OutboxStatistics.objects.filter(done__gt=0)
@@ -261,16 +265,16 @@ def test_41_without_its_table_events_are_delivered_and_counts_kept(
 # --- reading and purging --------------------------------------------------------------------------
 
 
-def test_41_rows_are_added_up_by_type() -> None:
+def test_41_rows_are_added_up_by_listener() -> None:
     for owner in ("one", "two"):
-        row_at(timedelta(minutes=5), owner=owner, done=3, wait_2=3, event_type="a")
-        row_at(timedelta(minutes=5), owner=owner, dead=1, run_1=1, event_type="b")
+        row_at(timedelta(minutes=5), owner=owner, done=3, wait_2=3, listener="a")
+        row_at(timedelta(minutes=5), owner=owner, dead=1, run_1=1, listener="b")
         row_at(timedelta(hours=2), owner=owner, done=100)
     found = OutboxStatistics.objects.since(now() - timedelta(hours=1))
-    kinds = found.by_type(5)
-    assert [(each["event_type"], each["total"]) for each in kinds] == [("a", 6), ("b", 2)]
+    kinds = found.by_listener(5)
+    assert [(each["listener"], each["total"]) for each in kinds] == [("a", 6), ("b", 2)]
     assert (kinds[0]["wait_2"], kinds[1]["run_1"]) == (6, 2)
-    assert len(found.by_type(1)) == 1
+    assert len(found.by_listener(1)) == 1
 
 
 def test_41_the_purge_keeps_three_hours() -> None:
@@ -295,15 +299,31 @@ def test_41_reading_and_trimming_use_the_index() -> None:
         OutboxStatistics(
             started_at=clock - timedelta(minutes=number),
             owner=f"worker-{owner}",
-            event_type=PLACED,
+            listener=PLACED,
             done=1,
         )
         for number in range(180)
         for owner in range(25)
     )
     analyze(OutboxStatistics)
+    lately = OutboxStatistics.objects.since(clock - timedelta(minutes=10))
     works: dict[str, Callable[[], object]] = {
-        "by type": lambda: OutboxStatistics.objects.since(clock - timedelta(minutes=10)).by_type(9),
+        "by listener": lambda: lately.by_listener(9),
         "purge": lambda: [*OutboxStatistics.objects.purge_batches()],
     }
     assert large_steps(works) == {}
+
+
+# --- threads --------------------------------------------------------------------------------------
+
+
+def test_the_row_of_a_worker_says_how_many_threads_of_a_queue_are_busy(settings: Any) -> None:
+    settings.OUTBOX = {**SOON, "LEASE": 1.5, "QUEUES": {"hooks": {"WORKERS": 2}}}
+    go_on = threading.Event()
+    insert(3)
+    with listening(lambda event: go_on.wait(60) and None), outbox.Worker(workers=4):
+        try:
+            busy = {"default": [3, 4], "hooks": [0, 2]}
+            wait_until(lambda: [each["threads"] for each in live_workers("default")] == [busy])
+        finally:
+            go_on.set()
