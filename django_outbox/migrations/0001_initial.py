@@ -280,6 +280,7 @@ class Migration(migrations.Migration):
                 ("retry", models.IntegerField(default=0)),
                 ("dead", models.IntegerField(default=0)),
                 ("rescued", models.IntegerField(default=0)),
+                ("run_ms", models.BigIntegerField(default=0)),
                 *(
                     (f"{kind}_{number}", models.IntegerField(default=0))
                     for kind in ("wait", "run")

@@ -39,7 +39,7 @@ BOUNDS: Final = (
 )
 WAIT_COLUMNS: Final = tuple(f"wait_{number}" for number in range(len(BOUNDS) + 1))
 RUN_COLUMNS: Final = tuple(f"run_{number}" for number in range(len(BOUNDS) + 1))
-COUNTS: Final = (*OUTCOMES, "rescued", *WAIT_COLUMNS, *RUN_COLUMNS)
+COUNTS: Final = (*OUTCOMES, "rescued", "run_ms", *WAIT_COLUMNS, *RUN_COLUMNS)
 UNIQUE_FIELDS: Final = ("owner", "started_at", "listener")
 
 
@@ -116,6 +116,7 @@ class OutboxStatistics(models.Model):
     retry = models.IntegerField(default=0)
     dead = models.IntegerField(default=0)
     rescued = models.IntegerField(default=0)  # of these, rescued from a lost worker
+    run_ms = models.BigIntegerField(default=0)  # milliseconds that all of them ran
 
     objects = StatisticsQuerySet.as_manager()
 

@@ -42,7 +42,8 @@ MAX_REMOVED = 1000  # rows of lost workers that are removed at once
 WRITE_INTERVAL = 10.0  # seconds between two writes, at least; a killed worker loses no more
 MAX_LISTENERS = 20  # that get rows of their own in one minute; all others share one
 
-RESCUED, WAIT, RUN = (COUNTS.index(name) for name in ("rescued", WAIT_COLUMNS[0], RUN_COLUMNS[0]))
+RESCUED, RUN_MS = COUNTS.index("rescued"), COUNTS.index("run_ms")
+WAIT, RUN = COUNTS.index(WAIT_COLUMNS[0]), COUNTS.index(RUN_COLUMNS[0])
 PLACES = {name: place for place, name in enumerate(OUTCOMES)}
 
 Counts = dict[str, list[int]]  # by title of the listener, in the order of ``COUNTS``
@@ -267,6 +268,7 @@ class Statistics:
             if lease.started_at:  # an event that is dead for its lost workers was not started
                 counts[WAIT + bucket(lease.lag + lease.waited)] += 1
                 counts[RUN + bucket(lease.duration)] += 1
+                counts[RUN_MS] += round(lease.duration * 1000)
         if found:
             self._settled.append(found)
 
