@@ -63,14 +63,14 @@ RETRY = "[Choose how often to try](../how-to/retry.md)"
 LISTEN = "[Listen](../how-to/listen.md)"
 WRITE = "[Write events](../how-to/write-events.md)"
 TEST = "[Test your events](../how-to/testing.md)"
-BACKEND = "[Write a relay backend](../how-to/write-a-relay-backend.md)"
+BACKEND = "[Write a backend](relays.md#write-a-backend)"
 PAUSE = "[Pause delivery](../how-to/pause-delivery.md)"
 CONTEXT = "[Carry context to listeners](../how-to/hook-into-writing.md#carry-context-to-listeners)"
 SIGNAL = "[Signal and write](../how-to/hook-into-writing.md#a-django-signal-that-also-writes)"
 FALLBACK = "[Fall back](../how-to/retry.md#fall-back-when-a-listener-fails-for-good)"
 TRACE = "[Trace](../how-to/hook-into-writing.md#traces)"
-ERRORS = "[Errors](errors.md#raised-by-the-outbox)"
-RAISED = "[Errors](errors.md#raised-by-listeners)"
+RAISED = "[Return values and exceptions](../how-to/listen.md#return-values-and-exceptions)"
+ERRORS = "[Writes fail](../how-to/troubleshoot.md#writes-fail)"
 
 AWRITE = """Do what ``write`` does, in Django's thread-sensitive thread.
 
@@ -199,7 +199,7 @@ CHAPTERS: dict[str, list[Entry]] = {
         error("Failure", see=FALLBACK),
         top("RetryAfter", see=RAISED),
         error("Unrecoverable", see=RAISED),
-        error("BrokerUnavailable", see="[Relays](relays.md#backend-and-message)"),
+        error("BrokerUnavailable", see=RAISED),
         error(
             "RetryPolicy",
             signature="",
@@ -282,10 +282,10 @@ CHAPTERS: dict[str, list[Entry]] = {
     "relays": [
         named(
             "django_outbox.relays:Backend",
-            methods=("__init__", "open", "publish", "check", "close", "quote"),
+            methods=("__init__", "open", "prepare", "publish", "check", "close", "quote"),
             see=BACKEND,
         ),
-        named("django_outbox.relays:Message", see="[Relays](relays.md#backend-and-message)"),
+        named("django_outbox.relays:Message", see=BACKEND),
         named(
             "django_outbox.relays:Outcome",
             signature="",
@@ -317,7 +317,7 @@ CHAPTERS: dict[str, list[Entry]] = {
         named(
             "django_outbox.contrib.tasks:OutboxBackend",
             signature="",
-            see="[Schedule a function call](../how-to/schedule-a-function-call.md)",
+            see="[Run Django tasks](../how-to/migrate-from-a-task-queue.md#run-django-tasks)",
         )
     ],
     "logs": [
@@ -333,36 +333,36 @@ CHAPTERS: dict[str, list[Entry]] = {
         of_contrib("opentelemetry", "restore", stable=False),
     ],
     "prometheus": [
-        of_contrib("prometheus", "serve", stable=False, see="[Monitor](../how-to/monitor.md)")
+        of_contrib("prometheus", "serve", stable=False, see="[Metrics](metrics.md#turn-them-on)")
     ],
     "testing": [
         called(TESTING + "capture_events", see=TEST),
-        called(TESTING + "assert_event_written"),
-        called(TESTING + "make_event"),
-        called(TESTING + "capture_relayed"),
-        named(TESTING + "send_relayed"),
-        called(TESTING + "drain", heading="`testing.drain(…)`"),
-        called(TESTING + "immediate_delivery"),
-        named(TESTING + "accept_test_transaction"),
-        called(TESTING + "pass_time"),
-        called(TESTING + "running_worker"),
-        called(TESTING + "wait_until"),
-        named(TESTING + "Relayed", signature=""),
-        named(TESTING + "Written", signature=""),
+        called(TESTING + "assert_event_written", see=TEST),
+        called(TESTING + "make_event", see=TEST),
+        called(TESTING + "capture_relayed", see=TEST),
+        named(TESTING + "send_relayed", see=TEST),
+        called(TESTING + "drain", heading="`testing.drain(…)`", see=TEST),
+        called(TESTING + "immediate_delivery", see=TEST),
+        named(TESTING + "accept_test_transaction", see=TEST),
+        called(TESTING + "pass_time", see=TEST),
+        called(TESTING + "running_worker", see=TEST),
+        called(TESTING + "wait_until", see=TEST),
+        named(TESTING + "Relayed", signature="", see=TEST),
+        named(TESTING + "Written", signature="", see=TEST),
     ],
     "fixtures": [
         named("django_outbox.pytest_plugin:outbox_events", signature="", see=TEST),
         named("django_outbox.pytest_plugin:outbox_worker", signature="", stable=False, see=TEST),
     ],
     "errors": [
-        error("OutboxError", see=ERRORS),
-        error("NoActiveTransaction"),
-        error("InvalidEvent"),
-        error("PayloadTooLarge"),
-        error("DuplicateEvent"),
-        error("ListenerAlreadyRegistered"),
-        error("UnroutableEvent"),
-        error("PayloadError"),
-        error("ListenerTimeout"),
+        error("OutboxError", signature="", see=ERRORS),
+        error("NoActiveTransaction", signature="", see=ERRORS),
+        error("InvalidEvent", signature="", see=ERRORS),
+        error("PayloadTooLarge", signature="", see=ERRORS),
+        error("DuplicateEvent", signature="", see=ERRORS),
+        error("ListenerAlreadyRegistered", signature="", see=ERRORS),
+        error("UnroutableEvent", signature="", see=ERRORS),
+        error("PayloadError", signature="", see=ERRORS),
+        error("ListenerTimeout", signature="", see=ERRORS),
     ],
 }

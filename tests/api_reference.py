@@ -58,10 +58,16 @@ def rewritten(page: str) -> str:
 
 
 def chapter(entries: list[Entry]) -> str:
-    return "\n" + "".join(f"{part}\n\n" for entry in entries for part in parts(entry))
+    """Return the entries, with the guide of several in a row at the last of them."""
+    following = [*(each.see for each in entries[1:]), ""]
+    return "\n" + "".join(
+        f"{part}\n\n"
+        for entry, see in zip(entries, following, strict=True)
+        for part in parts(entry, with_guide=entry.see != see)
+    )
 
 
-def parts(entry: Entry) -> Iterator[str]:
+def parts(entry: Entry, *, with_guide: bool = True) -> Iterator[str]:
     """Yield heading, signature, description, errors, methods, and links or an example."""
     value = entry.value()
     text, example = split(entry.text or inspect.getdoc(value) or "")
@@ -69,12 +75,12 @@ def parts(entry: Entry) -> Iterator[str]:
         yield f"{'#' * entry.level} {entry.heading}"
     if shown := signature_of(entry, value):
         yield f"```py\n{shown}\n```"
-    promise = "**Stable.**" if entry.stable else "**Provisional.**"
+    promise = "" if entry.stable else "**Provisional.** "
     for number, paragraph in enumerate(text.split("\n\n")):
-        yield formatted(paragraph if number else f"{promise} {paragraph}")
+        yield formatted(paragraph if number else f"{promise}{paragraph}")
     if entry.methods:
         yield "\n".join(method(value, name) for name in entry.methods)
-    if entry.see:
+    if entry.see and with_guide:
         yield filled(f"See {entry.see}.")
     if (example := entry.example or example) and not entry.see:  # else the guide has examples
         yield f"```python\n{example.strip()}\n```"
@@ -124,7 +130,9 @@ def method(cls: type, name: str) -> str:
     else:
         bound = isinstance(value, (classmethod, staticmethod))
         call = value.__func__ if bound else value
-        shown = call_of(name, call, without_first=not isinstance(value, staticmethod))
+        first = not isinstance(value, staticmethod)
+        shown = call_of(name, call, without_first=first, with_types=False)
+        shown = shown.removesuffix(f" -> {cls.__name__}").removesuffix(" -> None")
         doc = inspect.getdoc(call)
     prose = split(doc or "")[0]
     return filled(f"- `{shown}`: {code(prose)}", indent="  ")
@@ -137,19 +145,20 @@ def signature_of(entry: Entry, value: Any) -> str:
     """Return how a name is called, with types; empty if it is not called by your code."""
     if entry.signature is not None:
         return entry.signature
+    with_types = "\n- ``" not in (inspect.getdoc(value) or "")  # else a table says more
     if inspect.isroutine(value):
-        return call_of(entry.name, value)
+        return call_of(entry.name, value, with_types=with_types)
     if isinstance(value, type):
         bases = ", ".join(each.__name__ for each in value.__bases__ if each.__name__[0] != "_")
         bases = "" if bases in ("object", "") else f"({bases})"
         if issubclass(value, BaseException) and "__init__" not in vars(value):
             return f"class {entry.name}{bases}"
-        return call_of(entry.name, value)
+        return call_of(entry.name, value, with_types=with_types)
     return ""
 
 
-def call_of(name: str, call: Any, *, without_first: bool = False) -> str:
-    """Return a call with its parameters and types, in one line if there is room."""
+def call_of(name: str, call: Any, *, without_first: bool = False, with_types: bool = True) -> str:
+    """Return a call with its parameters, in one line if there is room."""
     taken = inspect.signature(call)
     parameters = [
         each
@@ -161,23 +170,27 @@ def call_of(name: str, call: Any, *, without_first: bool = False) -> str:
         if each.kind is each.KEYWORD_ONLY and not only_keywords:
             words.append("*")
         only_keywords = only_keywords or each.kind in (each.KEYWORD_ONLY, each.VAR_POSITIONAL)
-        words.append(parameter(each))
+        words.append(parameter(each, with_types=with_types))
     result = "" if isinstance(call, type) else f" -> {returned(call, taken)}"
     prefix = "async " if inspect.iscoroutinefunction(call) else ""
     line = f"{prefix}{name}({', '.join(words)}){result}"
     if len(line) <= CODE_WIDTH or without_first:
         return line
+    if not with_types:
+        words = textwrap.wrap(", ".join(words), CODE_WIDTH, break_on_hyphens=False)
+        words = [each.removesuffix(",") for each in words]
     return f"{prefix}{name}(\n" + "".join(f"    {each},\n" for each in words) + f"){result}"
 
 
-def parameter(given: inspect.Parameter) -> str:
+def parameter(given: inspect.Parameter, *, with_types: bool) -> str:
     stars = "*" if given.kind is given.VAR_POSITIONAL else ""
     stars = "**" if given.kind is given.VAR_KEYWORD else stars
     text = f"{stars}{given.name}"
-    if given.annotation is not given.empty:
+    typed = with_types and given.annotation is not given.empty
+    if typed:
         text += f": {annotation(given.annotation)}"
     if given.default is not given.empty:
-        equals = "=" if given.annotation is given.empty else " = "
+        equals = " = " if typed else "="
         text += f"{equals}{default(given.default)}"
     return text
 

@@ -47,12 +47,12 @@ def line(**given: Any) -> kept.Line:
 def test_what_is_wrong_is_shown() -> None:
     found = report.shortlist([line(lost=2, holds=False)])
     assert "**2 lost**" in found
-    assert "2 lost, 0 ghosts" in report.summary([line(lost=2, holds=False)])
+    assert "2 lost, 0 stuck." in report.promises([line(lost=2, holds=False)])
     assert "| 3 | 1,200 | 4 | 2 | 0 |" in report.outcome([line(lost=2, holds=False)])
     slow = {"name": "way back, s", "value": 7.25, "most": 3.0, "least": None, "holds": False}
     missed = line(holds=False, figures=[slow])
-    assert "**1 of 1 runs missed a target: kill on PostgreSQL.**" in report.summary([missed])
-    assert "missed" not in report.summary([line(size="full")])
+    assert "**1 of 1 runs missed a target: kill on PostgreSQL.**" in report.promises([missed])
+    assert "missed" not in report.promises([line(size="full")])
     found = report.shortlist([missed])
     assert "0 lost, nothing unexplained; **missed: way back, s 7.25, target ≤ 3**" in found
     ended = report.shortlist([line(holds=False, error="AssertionError: no line")])
@@ -66,10 +66,7 @@ def test_soaks_and_runs_without_faults_are_not_in_the_sum_of_the_faults() -> Non
         line(scenario="bloat", events=900_000, faults={"snapshot": 1}),
         line(scenario="calm", events=500, faults={}),
     ]
-    said = report.summary(lines)
-    assert "1 run with faults: 1,200 events and 3 faults, 0 lost" in said
-    assert "1 run without faults: 500 events, 0 lost" in said
-    assert "2 soak runs: 1,260,000 events, 0 lost" in said
+    assert "In 1 runs we wrote 1,200 events, and caused 3 faults" in report.promises(lines)
     rows = report.outcome(lines).splitlines()[2:]
     assert rows[0].startswith("| runs with faults | 1 | 3 | 1,200 |")
     assert rows[1].startswith("| runs without faults | 1 | – | 500 |")
@@ -85,7 +82,7 @@ def test_every_fault_of_the_sum_is_in_one_row_of_the_table_of_faults() -> None:
     )
 
 
-@pytest.mark.parametrize("page", report.PAGES, ids=["page", "readme"])
+@pytest.mark.parametrize("page", report.PAGES, ids=["page", "index", "readme"])
 def test_the_published_figures_are_those_that_were_kept(page: Any) -> None:
     text, lines = page.read_text(), kept.read(report.KEPT)
     assert report.BLOCK.search(text)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Callable, Iterator
 from types import ModuleType
@@ -26,7 +25,6 @@ from tests.testapp.models import Order
 
 INTEGRATIONS = "how-to/integrations.md"
 EVOLVE = "how-to/evolve-event-schemas.md"
-ARCHIVE = "how-to/partition-and-archive.md"
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -41,12 +39,6 @@ def shop(monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
     monkeypatch.setitem(sys.modules, "shop.models", models)
     with samples.modules(INTEGRATIONS) as found:
         yield found
-
-
-def sql(page: str) -> list[str]:
-    """Return the SQL blocks of a page."""
-    text = (samples.DOCS / page).read_text()
-    return re.findall(r"^```sql\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
 # --- Django REST framework -----------------------------------------------------------------------

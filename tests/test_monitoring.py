@@ -154,7 +154,7 @@ def test_every_trouble_has_an_alert_that_says_what_to_do() -> None:
         "OutboxQueueWithoutWorkers",
         "OutboxHeld",
     } <= set(found)
-    how_to = (samples.DOCS / "how-to" / "monitor.md").read_text()
+    how_to = PAGE.read_text()
     for name, rule in found.items():
         assert set(rule["annotations"]) == {"summary", "action"}
         assert rule["labels"]["severity"] in ("critical", "warning", "info")
@@ -176,7 +176,7 @@ urlpatterns: list[Any] = []  # filled from the how-to's sample
 @pytest.mark.django_db(transaction=True)
 def test_432_django_prometheus_shows_them_in_a_web_process() -> None:
     pytest.importorskip("django_prometheus", reason="it caps Django below 6.1")
-    with samples.run("how-to/monitor.md", only="django_prometheus.urls") as names:
+    with samples.run("reference/metrics.md", only="django_prometheus.urls") as names:
         urlpatterns[:] = names["urlpatterns"]
     installed = receivers.install()
     assert receivers.install() is installed

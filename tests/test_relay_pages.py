@@ -1,4 +1,4 @@
-"""The reference of relays shows what is sent; the backend of the how-to page keeps the contract."""
+"""The page of relays shows what is sent; its backend keeps the contract."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,7 @@ from tests.cases import cases
 from tests.relay_messages import Client
 from tests.waiting import wait_until
 
-PAGE = "how-to/write-a-relay-backend.md"
+PAGE = "reference/relays.md#Write a backend"
 
 
 class Server(socketserver.ThreadingTCPServer):
@@ -229,13 +228,6 @@ def test_every_field_is_in_the_reference() -> None:
     assert {*named} == {*FIELDS, "headers"}
 
 
-def test_the_contract_is_in_the_reference() -> None:
-    section = reference().partition("## Backend and Message")[2]
-    named = {*re.findall(r"^\| `(\w+)", section, re.MULTILINE)}
-    ours = {name for name in dir(Backend) if not name.startswith("_")} | {"__init__"}
-    assert named == ours | {each.name for each in fields(Message)}
-
-
 SHOWN_ONCE = "django_outbox.relays.aws.SNS"  # its options are those of SQS
 
 
@@ -256,20 +248,3 @@ def test_a_backend_of_the_package_is_in_the_reference_with_its_options(path: str
         if each.kind is each.KEYWORD_ONLY and name != "timeout"
     }
     assert path == SHOWN_ONCE or {name: each.strip('"') for name, each in rows.items()} == taken
-
-
-@cases(
-    ("page", "path"),
-    [("webhooks", "http.Webhook"), ("sqs-and-sns", "aws.SQS"), ("sqs-and-sns", "aws.SNS")],
-)
-def test_the_options_of_the_how_to_are_those_of_the_backend(page: str, path: str) -> None:
-    try:
-        backend = import_string(f"django_outbox.relays.{path}")
-    except ModuleNotFoundError as error:
-        pytest.skip(f"{error.name} is not installed")
-    text = (samples.DOCS / f"how-to/relay-to-{page}.md").read_text().partition("## Options")[2]
-    section = re.split(r"^## ", text, maxsplit=1, flags=re.MULTILINE)[0]
-    rows = re.findall(r"^\| (`.*?`) \| `([^`]+)` \|", section, re.MULTILINE)
-    found = {name.strip("` "): default for names, default in rows for name in names.split(",")}
-    parameters = inspect.signature(backend.__init__).parameters
-    assert found == {n: repr(each.default) for n, each in parameters.items() if n != "self"}

@@ -401,7 +401,7 @@ class InATestCase(TestCase):
 @outside_alone
 def test_162_the_samples_of_the_how_to(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "django.tasks", api)  # as the page says for Django 5.2
-    with samples.modules("how-to/schedule-a-function-call.md") as made:
+    with samples.modules("how-to/migrate-from-a-task-queue.md#Run Django tasks") as made:
         shop = made["shop.views"]
         vars(shop).update(Order=Order)
         vars(made["shop.tasks"]).update(Order=Order)

@@ -33,7 +33,7 @@ pytestmark = [
 
 def test_511_the_first_event(tmp_path: Path) -> None:
     newcomer = Newcomer(tmp_path)
-    newcomer.follow("tutorial/first-event.md")
+    newcomer.follow("tutorial/first-event.md#..A dead event, and its replay")
     assert newcomer.commands == 13  # no console block is skipped
     said = newcomer.log.read_text()
     assert "reserved cup" in said
@@ -49,7 +49,7 @@ def test_511_the_dead_event(tmp_path: Path) -> None:
     )
     newcomer = Newcomer(tmp_path)
     newcomer.follow(
-        "tutorial/dead-event.md",
+        "tutorial/first-event.md#A dead event, and its replay",
         {
             "2. An order that goes well": lambda: newcomer.browse(order("teapot")),
             "3. An order that does not": lambda: newcomer.browse(order("spirit-burner")),
@@ -118,7 +118,7 @@ class Newcomer:
         """Do every step; ``acts`` are the browser steps by section, done before its blocks."""
         waiting = dict(acts or {})
         try:
-            for section in re.split(r"^## ", (samples.DOCS / page).read_text(), flags=re.MULTILINE):
+            for section in re.split(r"^##+ ", samples.section(page), flags=re.MULTILINE):
                 waiting.pop(section.partition("\n")[0], lambda: None)()
                 for step in STEP.finditer(section):
                     getattr(self, step["kind"])(step["text"], step["file"], step["how"])

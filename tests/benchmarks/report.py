@@ -20,8 +20,7 @@ from .figures import Figure, Spread, short
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "explanation" / "performance.md"
 KEPT = PAGE.with_suffix(".json")
-README = ROOT / "README.md"
-PAGES = (PAGE, README)
+PAGES = (PAGE, ROOT / "docs" / "index.md", ROOT / "README.md")
 BLOCK = re.compile(r"(<!-- benchmarks: (\w+) -->\n).*?(<!-- end of benchmarks -->)", re.DOTALL)
 DATABASES = {"postgres": "PostgreSQL", "mariadb": "MariaDB", "mysql": "MySQL", "sqlite": "SQLite"}
 SHORTLIST = (("write", 0), ("drain", 0), ("latency", 0), ("latency", 5), ("latency", 6))
@@ -119,6 +118,25 @@ def shortlist(run: Run) -> str:
     return f"{heading(run)}{busy(run)}\n\n" + table(["", *head], rows) + f"\n{misses(run)}\n"
 
 
+def speed(run: Run) -> str:
+    """The two figures that a first reader wants, in a sentence each."""
+    delays, rates = [], []
+    for each in run["results"]:
+        found = [Figure(**figure) for figure in each.get("figures", ())]
+        if each["part"] == "latency":
+            delays.append(
+                f"{short(Spread.of(found[0].values).median)} ms ({DATABASES[each['database']]})"
+            )
+        if each["part"] == "drain":
+            rates.append(Spread.of(found[0].values).median)
+    return (
+        "- **Events arrive in milliseconds.** From the commit to the listener of a separate, idle "
+        f"worker: {', '.join(delays)} in the median. One worker process delivers "
+        f"{short(min(rates))} to {short(max(rates))} events a second to a listener that only "
+        f"counts. {misses(run)}\n"
+    )
+
+
 def busy(run: Run) -> str:
     """Say so if the machine had other work."""
     load, cores = run["hardware"]["load_before"], run["hardware"]["cores"]
@@ -137,7 +155,7 @@ def brief(figure: Figure) -> str:
 
 
 BLOCKS: dict[str, Callable[[Run], str]] = {
-    each.__name__: each for each in (made_on, missed, shortlist)
+    each.__name__: each for each in (made_on, missed, shortlist, speed)
 }
 
 

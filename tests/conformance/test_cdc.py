@@ -27,7 +27,7 @@ from tests import databases, debian, samples, servers
 from tests.servers import Postgres
 
 ALIAS = "captured"
-PAGE = "how-to/stream-with-debezium.md"
+PAGE = "how-to/relay-to-kafka.md#Stream with Debezium"
 WRITER = {"MODE": "writer_only"}
 
 decoding = pytest.mark.skipif(
@@ -155,7 +155,7 @@ def events() -> Any:
 
 
 def connector() -> dict[str, str]:
-    page = (samples.DOCS / PAGE).read_text()
+    page = samples.section(PAGE)
     [text] = re.findall(r'```json title="connector.json"\n(.*?)```', page, re.DOTALL)
     return dict(json.loads(text)["config"])
 
@@ -285,6 +285,6 @@ def test_beside_workers_the_log_tells_updates_which_the_router_skips(
 
 def test_the_samples_are_fit(settings: Any) -> None:
     with samples.modules(PAGE) as made:
-        for name in ("settings", "settings_without_rows"):
+        for name in ("settings_debezium", "settings_without_rows"):
             settings.OUTBOX = made[name].OUTBOX
             assert problems() == []

@@ -26,7 +26,7 @@ from django_outbox.models import (
     OutboxStream,
     OutboxWorker,
 )
-from tests import databases, sql_page
+from tests import databases, migration_sql
 from tests.plans import analyze
 from tests.table import insert
 
@@ -68,10 +68,10 @@ def test_one_migration_has_every_table() -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_497_the_reference_shows_what_the_migrations_run() -> None:
-    page = sql_page.PAGE.read_text()
-    assert sql_page.shown(page, connection.vendor) == sql_page.statements(), (
-        f"OUTBOX_TEST_DB={vendor} python -m tests.sql_page writes it anew; so for each database"
+def test_497_the_file_shows_what_the_migrations_run() -> None:
+    kept = migration_sql.path(connection.vendor).read_text()
+    assert kept == migration_sql.statements(), (
+        f"OUTBOX_TEST_DB={vendor} python -m tests.migration_sql writes it anew; on each database"
     )
 
 

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.django_db
 
 
 def test_138_141_the_samples_of_serve_tenants(settings: Any) -> None:
-    with samples.modules("how-to/serve-tenants.md") as shop:
+    with samples.modules("how-to/integrations.md#Tenants") as shop:
         settings.OUTBOX = vars(shop["settings"])["OUTBOX"]
         tenancy = shop["shop.tenancy"]
         seen: list[Any] = []

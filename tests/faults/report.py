@@ -35,8 +35,7 @@ from tests.faults.mutants import MUTANTS
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "explanation" / "reliability.md"
 KEPT = PAGE.with_suffix(".jsonl")
-README = ROOT / "README.md"
-PAGES = (PAGE, README)
+PAGES = (PAGE, ROOT / "docs" / "index.md", ROOT / "README.md")
 BLOCK = re.compile(r"(<!-- faults: (\w+) -->\n).*?(<!-- end of faults -->)", re.DOTALL)
 FAULTS = {
     "pause": "SIGSTOP",
@@ -113,16 +112,34 @@ def shortlist(lines: Sequence[Line]) -> str:
     return table(["", *head], rows)
 
 
-def summary(lines: Sequence[Line]) -> str:
-    """Faults, events and what went wrong, in sentences; soaks and runs without a fault apart."""
+def promises(lines: Sequence[Line]) -> str:
+    """What is promised, each with what all runs have counted against it."""
     groups = grouped(lines)
-    said = []
-    for title, found in groups.items():
-        faults = f" and {sum(map(struck, found)):,} faults" if title == WITH_FAULTS else ""
-        runs_of = f"{len(found)} {title if len(found) > 1 else title.replace('runs', 'run')}"
-        said.append(f"{runs_of}: {events_of(found):,} events{faults}, {wrong_of(found)}.")
     every = [line for found in groups.values() for line in found]
-    return " ".join(filter(None, [*said, size_of(every), missed_by(every)])) + "\n"
+    wrong = {name: sum(each[name] for each in every) for name in COUNTED}
+    counted = {name: f"{count} {COUNTED[name]}" for name, count in wrong.items()}
+    broken = groups.get(WITH_FAULTS, [])
+    said = [
+        (
+            f"**No event is lost.** In {len(broken)} runs we wrote {events_of(broken):,} events, "
+            f"and caused {sum(map(struck, broken)):,} faults, such as killed workers and crashed "
+            f"database servers: {counted['lost']}, {counted['stuck']}."
+        ),
+        (
+            "**No event without its transaction.** What was rolled back is never delivered: "
+            f"{counted['ghosts']}."
+        ),
+        (
+            "**An event repeats only after a fault**, with the same id: "
+            f"{counted['unexplained']}, {counted['overlaps']}."
+        ),
+        (
+            "**Events with one key arrive in order**, across workers, retries and crashes: "
+            f"{counted['inversions']}."
+        ),
+    ]
+    more = [f"- {each}\n" for each in filter(None, [missed_by(every)])]
+    return "".join([*(f"- {each}\n" for each in said), *more])
 
 
 def outcome(lines: Sequence[Line]) -> str:
@@ -201,7 +218,8 @@ def scenarios(lines: Sequence[Line]) -> str:
 
 
 BLOCKS: dict[str, Callable[[Sequence[Line]], str]] = {
-    each.__name__: each for each in (shortlist, summary, outcome, broken, small, noticed, scenarios)
+    each.__name__: each
+    for each in (shortlist, promises, outcome, broken, small, noticed, scenarios)
 }
 
 

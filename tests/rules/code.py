@@ -74,7 +74,7 @@ def sql_is_in_one_package(root: Path) -> Iterator[str]:
 
 def files_of_pages_exist(root: Path) -> Iterator[str]:
     """Every file that the two pages about the source name exists."""
-    for path in ("CONTRIBUTING.md", "docs/explanation/architecture.md"):
+    for path in ("CONTRIBUTING.md", "docs/explanation/model.md"):
         page = Text.read(root, path)
         found = [*FILE.finditer(page.text)]
         if len(found) <= 20:

@@ -10,7 +10,7 @@ from pathlib import Path
 from django.core.management import get_commands
 
 import django_outbox as outbox
-from tests.rules import Rule, Text
+from tests.rules import Rule, Text, markdown
 
 TOP = ("README.md", "llms.txt")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
@@ -89,6 +89,24 @@ def llms_has_the_form_of_its_convention(root: Path) -> Iterator[str]:
         position += len("## ") + len(section)
 
 
+def llms_has_the_rules_of_the_page(root: Path) -> Iterator[str]:
+    llms, page = (Text.read(root, name) for name in ("llms.txt", "docs/tutorial/ten-rules.md"))
+    rules = re.compile(r"^1\. \*\*.*?(?=^[|`])", re.MULTILINE | re.DOTALL)
+    found, wanted = (rules.search(each.text) for each in (llms, page))
+    if not found or not wanted or found[0] != wanted[0]:
+        yield llms.fault(found.start() if found else 0, f"not the rules of {page.path}; copy them")
+
+
+def one_page_says_how_to_install(root: Path) -> Iterator[str]:
+    """What changes with the first release is in one place."""
+    place = "docs/reference/supported-versions.md"
+    for path in (*TOP, *(each.path for each in markdown(root))):
+        text = Text.read(root, path)
+        for found in re.finditer(r"on PyPI\s+yet", text.text):
+            if path != place:
+                yield text.fault(found.start(), f"{place} says this; link to its chapter Install")
+
+
 def names_exist(root: Path) -> Iterator[str]:
     """Every name of the package and every command that README and llms.txt use exists."""
     for page in TOP:
@@ -129,6 +147,8 @@ RULES: list[Rule] = [
     links_lead_to_files,
     the_repository_has_an_address,
     llms_has_the_form_of_its_convention,
+    llms_has_the_rules_of_the_page,
+    one_page_says_how_to_install,
     names_exist,
     workflows_run_what_tox_has,
 ]

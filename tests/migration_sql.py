@@ -1,18 +1,16 @@
-"""The page of SQL in the reference, made from the migrations.
+"""The SQL of the migrations on each database, in files that reviews read.
 
-``OUTBOX_TEST_DB=postgres python -m tests.sql_page`` writes the block of that database into the
-page; each database's run of the suite compares its own. MySQL and MariaDB have one together.
+``OUTBOX_TEST_DB=postgres python -m tests.migration_sql`` writes the file of that database; each
+database's run of the suite compares its own. MySQL and MariaDB have one together.
 """
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import django
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "sql.md"
-BLOCK = "<!-- {0}: from the migrations -->\n```sql\n{1}```\n<!-- end of {0} -->"
+FOLDER = Path(__file__).resolve().parent / "conformance" / "migrations"
 
 
 def main() -> None:
@@ -22,7 +20,7 @@ def main() -> None:
     name = connection.settings_dict["NAME"]
     connection.creation.create_test_db(verbosity=0, autoclobber=True)  # a server starts without one
     try:
-        PAGE.write_text(replaced(PAGE.read_text(), connection.vendor, statements()))
+        path(connection.vendor).write_text(statements())
     finally:
         connection.creation.destroy_test_db(name, verbosity=0)
 
@@ -45,7 +43,7 @@ def is_statement(sql: str) -> bool:
 
 
 def formatted(sql: str) -> str:
-    """One column a line, so that a change of the page shows which one."""
+    """One column a line, so that a change shows which one."""
     if not sql.startswith("CREATE TABLE"):
         return sql
     head, _, columns = sql.partition(" (")
@@ -60,15 +58,8 @@ def formatted(sql: str) -> str:
     return f"{head} (\n    " + ",\n    ".join([*lines, line.strip()]) + "\n);"
 
 
-def shown(page: str, vendor: str) -> str:
-    """Return what the page shows for this database."""
-    found = re.search(BLOCK.format(vendor, "(.*?)"), page, re.DOTALL)
-    assert found, f"no block of {vendor} in {PAGE}"
-    return found[1]
-
-
-def replaced(page: str, vendor: str, sql: str) -> str:
-    return page.replace(BLOCK.format(vendor, shown(page, vendor)), BLOCK.format(vendor, sql))
+def path(vendor: str) -> Path:
+    return FOLDER / f"{vendor}.sql"
 
 
 if __name__ == "__main__":
