@@ -22,8 +22,8 @@ CODE_LINES = {
     "django_outbox/sql": 2_015,
 }
 MODULES = 199  # of the package, migrations among them
-TEST_LINES = 72_030  # of all Python files below tests, comments and blank lines among them
-PAGES, WORDS = 60, 90_540  # below docs
+TEST_LINES = 71_989  # of all Python files below tests, comments and blank lines among them
+PAGES, WORDS = 48, 80_533  # below docs
 NO_CODE = {
     tokenize.COMMENT,
     tokenize.NL,
