@@ -245,7 +245,7 @@ CHAPTERS: dict[str, list[Entry]] = {
         Entry(
             path="django_outbox.models.stream_queryset:StreamQuerySet",
             signature="",
-            methods=tuple("due leased held blocked summaries release expired purge".split()),
+            methods=tuple("due leased held blocked heads summaries release expired purge".split()),
             see="[Deliver in order](../how-to/deliver-in-order.md)",
         )
     ],

@@ -23,6 +23,7 @@ import django_outbox as outbox
 from django_outbox.admin import changelist, display, list_filters
 from django_outbox.admin.event_admin import OutboxEventAdmin
 from django_outbox.events import least_id, stream_of
+from django_outbox.inspection.fate import fate_of
 from django_outbox.listeners import registry
 from django_outbox.listeners.error_texts import normalised
 from django_outbox.listeners.outcomes import Status
@@ -127,7 +128,7 @@ def body(client: Client, url: str, **query: Any) -> str:
 def listed(client: Client, **query: Any) -> list[str]:
     """Return the ids in the list, in its order."""
     return re.findall(
-        r'<span class="outbox-id">([^<]+)</span>', body(client, reverse(LIST), **query)
+        r'<span class="outbox-id" dir="ltr">([^<]+)</span>', body(client, reverse(LIST), **query)
     )
 
 
@@ -497,7 +498,7 @@ def test_deliveries_of_one_event_are_counted_as_such(verb: str) -> None:
     page = tick(client, verb, event.pk, mail, audit)
     text = html.unescape(page.content.decode())
     assert f"{verb.title()} 3 deliveries of 1 event?" in text
-    named = re.findall(r'<li>([^<]+) <span class="outbox-id">([^<]+)</span>', text)
+    named = re.findall(r'<li>([^<]+) <span class="outbox-id" dir="ltr">([^<]+)</span>', text)
     assert {*named} == {
         ("order.placed", event.pk),
         ("order.placed mail", mail),
@@ -570,7 +571,7 @@ def test_the_list_says_what_is_stuck() -> None:
         (
             Status.NEW,
             {"available_at": NOW - timedelta(seconds=90), "locked_by": "worker"},
-            "lease ended 1 min ago",
+            "due for 1 min",
             True,
         ),
         (Status.DONE, {"done_at": None}, "", False),
@@ -578,7 +579,7 @@ def test_the_list_says_what_is_stuck() -> None:
 )
 @undone()
 def test_timing(status: Status, fields: dict[str, Any], phrase: str, is_late: bool) -> None:
-    shown = display.timing(make(status, **fields), NOW)
+    shown = display.timing(fate_of(make(status, **fields), NOW, []), NOW)
     assert html.unescape(re.sub(r"<[^>]+>", "", shown)) == phrase
     assert ("outbox-late" in shown) is is_late
 
@@ -610,7 +611,7 @@ def test_the_page_shows_everything_the_event_has() -> None:
 def test_undecodable_text_is_shown_as_it_is(text: str) -> None:
     event = make(payload=text, headers=text)
     page = html.unescape(body(visitor("view"), reverse(PAGE, args=[event.pk])))
-    assert page.count(f'<pre class="outbox-text">{text}</pre>') == 2
+    assert page.count(f'<pre class="outbox-text" dir="ltr">{text}</pre>') == 2
 
 
 def test_long_text_is_cut_and_said_to_be() -> None:
@@ -633,10 +634,11 @@ def test_the_page_of_a_delivery_shows_those_of_the_other_listeners(admin_client:
     for event in (first, *others):
         page = body(admin_client, reverse(PAGE, args=[event.pk]))
         for each in (first, *others):
-            assert f'<tr><th><a href="{reverse(PAGE, args=[quote(each.pk)])}">' in page
+            assert f'<tr><th><a href="{reverse(PAGE, args=[quote(each.pk)])}"' in page
         rows = re.findall(r"<tr><th><a .*?>order\.placed (.*?)</td></tr>", page, re.DOTALL)
         cells = [[*re.sub(r"<[^>]+>|\n", "|", row).split("|")] for row in rows]
-        assert [[cell for cell in row if cell.strip()] for row in cells] == [
+        told = [[cell for cell in row if cell.strip()] for row in cells]
+        assert [[row[0], row[1], *row[3:]] for row in told] == [
             ["stock", "done", "0"],
             ["mail", "dead", "3", "SMTPError: &lt;no&gt; answer"],
             ["post", "retrying", "2"],
@@ -731,8 +733,7 @@ def offered_types(page: str) -> list[str]:
         {"event_type": "a\0b"},
         {"state": "lost"},
         {"state": "dead\0"},
-        {"up_to": "a\0b"},
-        {"up_to": "é" * 5000},
+        {"event_type": "é" * 5000},
         {"written": "2026-01\0"},
         {"written": "٢٠٢٦-01"},
         {"status__exact": "dead"},
@@ -787,8 +788,8 @@ def test_the_list_costs_few_queries(django_assert_max_num_queries: Any) -> None:
     with django_assert_max_num_queries(10) as done:
         assert len(listed(client)) == OutboxEventAdmin.list_per_page
     rows = [each["sql"] for each in done.captured_queries if "outbox_event" in each["sql"]]
-    assert len(rows) == 4  # page test, count, types, page
-    assert all("LIMIT" in sql for sql in rows)
+    assert len(rows) == 4  # ids, count, types, page
+    assert all("LIMIT" in sql or '"id" IN (' in sql for sql in rows)
     assert not any("payload" in sql or "DISTINCT" in sql for sql in rows)
     with django_assert_max_num_queries(10):  # nor do "show counts" facets add queries
         body(client, reverse(LIST), _facets="True")
@@ -824,19 +825,19 @@ def test_actions_cost_few_queries_per_batch(django_assert_max_num_queries: Any) 
     assert operation()[1] == 25
 
 
-def test_the_list_counts_no_further_than_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_list_goes_no_further_than_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     fill(120)
     client = visitor("view", "replay")
-    assert "There are more than" not in body(client, reverse(LIST))
-    monkeypatch.setattr(changelist, "COUNT_LIMIT", 119)
+    assert "Only the first" not in body(client, reverse(LIST))
+    monkeypatch.setattr(changelist, "MATCH_LIMIT", 119)
     page = body(client, reverse(LIST))
-    assert "There are more than 119 deliveries here" in page
+    assert "Only the first 119 that match are listed" in page
     assert len(listed(client, p="3")) == 19
     beyond = body(client, reverse(LIST), p="4")
     assert "There is no page 4 of this list." in beyond
     assert "outbox-id" not in beyond
-    monkeypatch.setattr(changelist, "COUNT_LIMIT", 120)
-    assert "There are more than" not in body(client, reverse(LIST))
+    monkeypatch.setattr(changelist, "MATCH_LIMIT", 120)
+    assert "Only the first" not in body(client, reverse(LIST))
 
 
 class ReplicaRouter:

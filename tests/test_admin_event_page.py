@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import html
 import re
-from datetime import timedelta
+from datetime import datetime, timedelta
+from typing import Any
 
 import pytest
 from django.contrib.admin.utils import quote
@@ -13,7 +14,7 @@ from django.urls import reverse
 
 from django_outbox.admin import redaction
 from django_outbox.listeners.outcomes import Status
-from django_outbox.models import OutboxStream, OutboxWorker
+from django_outbox.models import OutboxEvent, OutboxPause, OutboxStream, OutboxWorker
 from tests.cases import cases
 from tests.table import keyed, now, undone
 from tests.test_admin import LIST, PAGE, body, make, press, visitor
@@ -29,11 +30,16 @@ GROUPS, STREAMS, STREAM, DASHBOARD = (
         "outboxstatistics_changelist",
     )
 )
+EVENT = "admin:django_outbox_outboxevent"
 HIDING = {"REDACT": ["password", "Customer.Email", "x-api-key"]}
 SECRETS = (
     '{"price":1.10,"Password":"s3cret1","customer":{"email":"s3cret2","name":"Ann"},'
     '"email":"shown","list":[{"password":["s3cret3"]},{"password":{"deep":"s3cret4"}}]}'
 )
+
+
+def later() -> datetime:
+    return now() + timedelta(hours=1)
 
 
 # --- hiding ---------------------------------------------------------------------------------------
@@ -181,3 +187,51 @@ def test_the_page_tells_who_holds_an_event_and_whether_it_lives() -> None:
     OutboxWorker.objects.update(heartbeat_at=now() - timedelta(hours=1))
     for page in pages:
         assert "The worker is lost: no heartbeat for" in body(client, page)
+
+
+# --- what holds it --------------------------------------------------------------------------------
+
+
+@cases("way", ["queue", "event_type", "breaker"])
+@undone()
+def test_what_a_pause_holds_offers_neither_a_run_nor_another_pause(way: str) -> None:
+    """It says by what and until when, in the list and on its page, which leads to the pause."""
+    keyed("k", event_type="order.placed", status=Status.RETRY, attempts=1)
+    held = [make(Status.NEW).pk, OutboxEvent.objects.get(key="k").pk]
+    client = visitor("view", "replay", "discard", "pause_outboxpause")
+    urls = [reverse(PAGE, args=[each]) for each in held]
+    run = reverse(f"{EVENT}_run_now", args=[held[1]])
+    assert run in body(client, urls[1])
+    assert all("outboxpause/add/?kind" in body(client, url) for url in urls)
+    name, until = "order.placed" if way == "event_type" else "default", now() + timedelta(hours=9)
+    OutboxPause.objects.create(
+        kind=way, name=name, reason="printer <down>", paused_at=now(), until=until
+    )
+    for page in (body(client, url) for url in urls):
+        assert "printer &lt;down&gt;" in page
+        assert f'datetime="{until.isoformat()}"' in page
+        assert reverse("admin:django_outbox_outboxpause_changelist") in page
+        assert run not in page
+        assert "outboxpause/add/?kind" not in page
+    assert body(client, reverse(LIST)).count("printer &lt;down&gt;") == 2
+
+
+@cases(
+    ("status", "fields"),
+    [
+        (Status.DONE, {}),
+        (Status.DEAD, {}),
+        (Status.NEW, {"available_at": now}),
+        (Status.NEW, {"available_at": later}),
+        (Status.RETRY, {"available_at": later}),
+        (Status.NEW, {"available_at": later, "locked_by": "w"}),
+        (Status.NEW, {"available_at": now, "listener": None}),
+    ],
+)
+@undone()
+def test_the_page_says_what_happens_next(status: Status, fields: Any) -> None:
+    fields = {name: each() if callable(each) else each for name, each in fields.items()}
+    event = make(status, **{"listener": "order.placed", **fields})
+    page = body(visitor("view"), reverse(PAGE, args=[event.pk]))
+    found = re.search(r'class="outbox-actions[^>]*>\s*<p>(.+?)</p>', page)
+    assert bool(found) is (status != Status.DONE)

@@ -66,6 +66,9 @@ def test_an_events_id_finds_all_its_deliveries_and_a_rows_own_that_one() -> None
     client = visitor("view")
     assert listed(client, q=event.pk) == listed(client, q=event.pk, state="dead") == [event.pk] * 2
     assert listed(client, q=mail) == [event.pk]
+    ours = make(event_id="01KAW3J5Q8ZV7N2M4X6R9T0BCD")
+    for text in (ours.pk, ours.pk.lower(), f" {ours.pk.title()} "):
+        assert listed(client, q=text) == [ours.pk]
     assert reverse(PAGE, args=[quote(mail)]) in body(client, reverse(LIST), q=mail)
 
 
@@ -74,7 +77,6 @@ def test_a_search_and_the_filters_apply_together() -> None:
     client = visitor("view")
     assert listed(client, q="acme", state="dead") == [dead.pk]
     assert listed(client, q="acme", event_type="order.paid") == []
-    assert listed(client, q="acme", up_to=dead.pk) == [dead.pk]
     assert listed(client, tenant_id="acme") == [done.pk, dead.pk]
 
 

@@ -12,8 +12,9 @@ from django.utils.translation import gettext, ngettext, ngettext_lazy
 from django.utils.translation import gettext_lazy as _
 
 from ..models import OutboxEvent, OutboxOperation, OutboxQuerySet, bulk, operation
+from ..models.queryset import by_death
 from ..models.replay import Spacing
-from . import display, state_filter
+from . import display
 from .changelist import LONG_TEXTS
 
 Kind: Final = OutboxOperation.Kind
@@ -31,8 +32,6 @@ class EventAction:
     log_message: Any  # in the admin's log of one event
     result_message: Any  # formatted with the number of deliveries
     log_flag: int  # action_flag of the LogEntry
-    # Finds candidates by an index, without a full scan.
-    scan: state_filter.Scan
     takes_rate: bool = False  # users may choose how fast
 
     @property
@@ -42,6 +41,10 @@ class EventAction:
     def applicable(self, rows: OutboxQuerySet) -> OutboxQuerySet:
         """Return the events among these that allow it."""
         return bulk.ACTIONS[self.kind].applicable(rows)
+
+    def found(self, rows: OutboxQuerySet) -> OutboxQuerySet:
+        """Return the same, by an index if there is one, of rows that are not chosen by their id."""
+        return by_death(rows) if self in (REPLAY, DISCARD) else self.applicable(rows)
 
 
 REPLAY: Final = EventAction(
@@ -56,7 +59,6 @@ REPLAY: Final = EventAction(
     log_message=_("Replayed."),
     result_message=ngettext_lazy("%d delivery was replayed.", "%d deliveries were replayed."),
     log_flag=CHANGE,
-    scan=state_filter.scan_dead,
     takes_rate=True,
 )
 DISCARD: Final = EventAction(
@@ -68,7 +70,6 @@ DISCARD: Final = EventAction(
     log_message=_("Discarded."),
     result_message=ngettext_lazy("%d delivery was discarded.", "%d deliveries were discarded."),
     log_flag=DELETION,
-    scan=state_filter.scan_dead,
 )
 RUN_NOW: Final = EventAction(
     kind=Kind.RUN_NOW,
@@ -82,7 +83,6 @@ RUN_NOW: Final = EventAction(
     log_message=_("Made due now."),
     result_message=ngettext_lazy("%d delivery was made due.", "%d deliveries were made due."),
     log_flag=CHANGE,
-    scan=state_filter.scan_due_later,
 )
 SKIP: Final = EventAction(
     kind=Kind.SKIP,
@@ -96,7 +96,6 @@ SKIP: Final = EventAction(
     log_message=_("Skipped."),
     result_message=ngettext_lazy("%d delivery was skipped.", "%d deliveries were skipped."),
     log_flag=CHANGE,
-    scan=state_filter.scan_due_later,
 )
 BULK_ACTIONS: Final = (REPLAY, RUN_NOW, DISCARD)  # actions for all events that match a filter
 ACTIONS: Final = (*BULK_ACTIONS, SKIP)

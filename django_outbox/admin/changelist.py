@@ -1,30 +1,28 @@
-"""Admin change list of events, at a bounded cost however large the table is."""
+"""Admin change lists that read a bounded number of rows, however large the table is."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, Final, cast
+from collections.abc import Callable
+from typing import Any, Final, TypeVar, cast
 
 from django.contrib import admin
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import SEARCH_VAR, ChangeList
-from django.core.paginator import Paginator
 from django.db import OperationalError, connections
 from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils.translation import gettext
 
 from ..conf import current
-from ..models import OutboxEvent, OutboxQuerySet
+from ..inspection.fate import fates_of_rows
+from ..models.queryset import by_death
 from ..sql import dialect_of
-from .list_filters import CAUSE, UP_TO, QueueFilter, StateFilter
-from .state_filter import STATES, Span, State
+from .list_filters import CAUSE, STATES, StateFilter
 
-COUNT_LIMIT: Final = 10_000  # events; the list does not count further
-SCAN_SECONDS: Final = 2.0  # that a list may scan the table for filters which no index serves
-SCAN_LIMIT: Final = 50_000  # newest events that it scans if that takes longer
-MATCH_LIMIT: Final = 1000  # events that such filters list
+T = TypeVar("T")
+
+SCAN_SECONDS: Final = 2.0  # that a list may scan the table for what no index serves
+MATCH_LIMIT: Final = 1000  # rows that a list has at most
 LONG_TEXTS: Final = ("payload", "headers", "result", "history")  # never in a list
 # Lookups that a URL may use on a column, in addition to the filters in the sidebar.
 ALLOWED_LOOKUPS: Final = {
@@ -33,24 +31,69 @@ ALLOWED_LOOKUPS: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Truncation:
-    """Where a search stopped although there may be more events."""
+def within_time(rows: QuerySet[Any], read: Callable[[], T]) -> T | None:
+    """Return what ``read`` reads from the table of these rows; None if that takes too long."""
+    try:
+        with dialect_of(connections[rows.db]).time_limit(SCAN_SECONDS):
+            return read()
+    except OperationalError:
+        rows.order_by()[:1].exists()  # raises the same, if it is not the time
+        return None
 
-    message: str
-    next_id: str | None  # id at which the search can be continued; None: it cannot
+
+def too_slow() -> str:
+    """Say that a search was given up, and what to do."""
+    text = gettext("The search was not finished after %d seconds.") % SCAN_SECONDS
+    advice = gettext("Narrow it by the time written, or search for a whole id.")
+    return f"{text} {advice}"
 
 
-class EventList(ChangeList):
-    """Change list that does not load the large columns: fifty payloads may take 50 MiB."""
+class BoundedList(ChangeList):
+    """Change list of the first rows that match; it says why if it lists none or not all."""
 
-    problem = ""  # why no event is listed, although some may match
-    state: State | None = None
+    problem = ""  # why no row is listed, although some may match
+    is_cut = False  # there are more than MATCH_LIMIT
+    matching: Any  # all rows that match the filters; may take long to read
+
+    def get_queryset(self, request: HttpRequest, *args: Any, **options: Any) -> Any:
+        """Return the rows to list; none of them if a filter or the search is not valid."""
+        if "\0" in request.GET.get(SEARCH_VAR, ""):  # PostgreSQL rejects NUL
+            return self._nothing(gettext("No row has the character that this search contains."))
+        try:
+            self.matching = super().get_queryset(request, *args, **options)
+        except IncorrectLookupParameters as error:
+            return self._nothing(_describe(error, self.filter_params))
+        first = within_time(self.root_queryset, lambda: self.first(self.matching))
+        return self._nothing(too_slow()) if first is None else first
+
+    def first(self, matching: Any) -> Any:
+        """Return the first rows, by their primary keys: they need not be searched again."""
+        ids = [*matching.values_list("pk", flat=True)[: MATCH_LIMIT + 1]]
+        self.is_cut = len(ids) > MATCH_LIMIT
+        rows = self.root_queryset.filter(pk__in=ids[:MATCH_LIMIT])
+        return rows.order_by(*matching.query.order_by)
+
+    def get_results(self, request: HttpRequest) -> None:
+        try:
+            super().get_results(request)
+        except IncorrectLookupParameters:
+            text = gettext("There is no page %d of this list.") % self.page_num
+            self.queryset, self.page_num = self._nothing(text), 1
+            super().get_results(request)
+
+    def _nothing(self, problem: str) -> Any:
+        """List no row, and no filters either, because one of them is not valid."""
+        self.problem, self.is_cut = problem, False
+        self.filter_specs, self.has_filters, self.has_active_filters = [], False, True
+        self.clear_all_filters_qs = "?"
+        self.matching = self.root_queryset.none()
+        return self.matching
+
+
+class EventList(BoundedList):
+    """List of deliveries, without the large columns: fifty payloads may take 50 MiB."""
+
     state_name = ""
-    truncation: Truncation | None = None
-    span: Span = (None, None)
-    matching: Any  # all events that match the filters; may take long to read
-    scannable: OutboxQuerySet  # all events, or those of the chosen queue, for an index scan
 
     def get_filters(self, request: HttpRequest) -> Any:
         """Reject lookups that guess hidden values letter by letter, or that break the query."""
@@ -63,41 +106,24 @@ class EventList(ChangeList):
         return super().get_filters(request)
 
     def get_queryset(self, request: HttpRequest, *args: Any, **options: Any) -> Any:
-        """Return the events to list; none of them if a filter or the search is not valid."""
-        if "\0" in request.GET.get(SEARCH_VAR, ""):  # PostgreSQL rejects NUL
-            return self._nothing(gettext("No event has the character that this search contains."))
         self.state_name = request.GET.get(StateFilter.parameter_name, "")
-        self.state = STATES.get(self.state_name)
-        self.span = None, request.GET.get(UP_TO)
-        try:
-            self.matching = super().get_queryset(request, *args, **options)
-        except IncorrectLookupParameters as error:
-            return self._nothing(_describe(error, self.filter_params))
-        self.scannable = OutboxEvent.objects.using(self.matching.db)
-        if queue := request.GET.get(QueueFilter.parameter_name):
-            self.scannable = self.scannable.filter(queue=queue)
-        return self._bounded().defer(*LONG_TEXTS)
+        return super().get_queryset(request, *args, **options).defer(*LONG_TEXTS)
+
+    def first(self, matching: Any) -> Any:
+        return super().first(by_death(matching) if self.state_name == "dead" else matching)
 
     def get_ordering(self, request: HttpRequest, queryset: QuerySet[Any]) -> list[Any]:
-        if self.state is None or "o" in self.params:
+        if self.state_name not in STATES or "o" in self.params:
             return super().get_ordering(request, queryset)
-        return [*self.state.ordering]
+        return [*STATES[self.state_name].ordering]
 
     def get_results(self, request: HttpRequest) -> None:
-        try:
-            super().get_results(request)
-        except IncorrectLookupParameters:
-            text = gettext("There is no page %d of this list.") % self.page_num
-            self.queryset, self.page_num = self._nothing(text), 1
-            super().get_results(request)
-        if self.paginator.single_page is not None:
-            self.result_list = self.paginator.single_page
-
-    @property
-    def older_url(self) -> str:
-        """Return the URL of the same list, continued where this search stopped."""
-        assert self.truncation is not None
-        return self.get_query_string({UP_TO: self.truncation.next_id}, remove=["p"])
+        """Give each delivery its fate, with a few queries for all of them."""
+        super().get_results(request)
+        self.result_list = [*self.result_list]
+        fates = fates_of_rows(self.result_list, self.root_queryset.db)
+        for each, fate in zip(self.result_list, fates, strict=True):
+            each.fate = fate
 
     def describe_filters(self) -> list[str]:
         """Describe the active filters to a user who is about to act on all matching events."""
@@ -114,55 +140,6 @@ class EventList(ChangeList):
         title = gettext("Search")
         return [*texts, *([f"{title}: {self.query}"] if self.query else [])]
 
-    def _nothing(self, problem: str) -> QuerySet[Any]:
-        """List no event, and no filters either, because one of them is not valid."""
-        self.problem, self.truncation = problem, None
-        self.filter_specs, self.has_filters, self.has_active_filters = [], False, True
-        self.clear_all_filters_qs = "?"
-        self.matching = self.root_queryset.none()
-        self.scannable = OutboxEvent.objects.none()
-        return self.root_queryset.none()
-
-    def _bounded(self) -> Any:
-        """Restrict the query to what a bounded search reads."""
-        if self.state is not None and self.state.scan is not None:
-            return self._by_index_scan(self.state)
-        if not self.matching.query.where:
-            return self.matching
-        newest = self.matching.order_by("-pk").values_list("pk", flat=True)
-        connection = connections[self.matching.db]
-        try:
-            with dialect_of(connection).time_limit(SCAN_SECONDS):
-                ids = [*newest[: MATCH_LIMIT + 1]]
-        except OperationalError:  # if it is not the time, the next query raises the same
-            return self._among_newest()
-        if len(ids) > MATCH_LIMIT:
-            text = gettext("Only the newest %d deliveries that match are listed.") % MATCH_LIMIT
-            self.truncation = Truncation(message=text, next_id=ids.pop())
-        found = self.root_queryset.filter(pk__in=ids)  # which need not be compared again
-        return found.order_by(*self.matching.query.order_by)
-
-    def _by_index_scan(self, state: State) -> QuerySet[Any]:
-        assert state.scan is not None
-        result = state.scan(self.scannable, self.span)
-        if not result.is_all:
-            text = gettext("Only the first %d deliveries were searched.")
-            if result.next_id is not None:
-                text = gettext("Only the newest %d deliveries were searched.")
-            self.truncation = Truncation(message=text % result.scanned, next_id=result.next_id)
-        return cast("QuerySet[Any]", self.matching.filter(result.where))
-
-    def _among_newest(self) -> Any:
-        """Restrict the query to the newest ``SCAN_LIMIT`` events."""
-        rows = OutboxEvent.objects.using(self.matching.db).order_by("-pk")
-        if up_to := self.span[1]:
-            rows = rows.filter(pk__lte=up_to)
-        for next_id in rows.values_list("pk", flat=True)[SCAN_LIMIT : SCAN_LIMIT + 1]:
-            text = gettext("Only the newest %d deliveries were searched.") % SCAN_LIMIT
-            self.truncation = Truncation(message=text, next_id=next_id)
-            return self.matching.filter(pk__gt=next_id)
-        return self.matching
-
 
 def _describe(error: IncorrectLookupParameters, params: Any) -> str:
     """Say which filter is not valid: the one that the error names, or else all."""
@@ -175,30 +152,8 @@ def _describe(error: IncorrectLookupParameters, params: Any) -> str:
 class EventSelection(EventList):
     """The events that match the list's filters, for an action on all of them; nothing is shown."""
 
+    def first(self, matching: Any) -> Any:
+        return self.root_queryset.none()
+
     def get_results(self, request: HttpRequest) -> None:
         """Read and count no events."""
-
-
-class CappedPaginator(Paginator):  # type: ignore[type-arg]
-    """Counts up to ``COUNT_LIMIT`` and no further; the list then shows that there are more."""
-
-    @cached_property
-    def single_page(self) -> list[Any] | None:
-        """Return all rows if they fit on one page; a search for rare rows then scans only once."""
-        rows = list(self.object_list[: self.per_page + 1])
-        return rows if len(rows) <= self.per_page else None
-
-    @cached_property
-    def count(self) -> int:
-        return min(self._counted, COUNT_LIMIT)
-
-    @property
-    def is_capped(self) -> bool:
-        return self._counted > COUNT_LIMIT
-
-    @cached_property
-    def _counted(self) -> int:
-        if self.single_page is not None:
-            return len(self.single_page)
-        rows: Any = self.object_list
-        return int(rows.order_by()[: COUNT_LIMIT + 1].count())

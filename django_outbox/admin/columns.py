@@ -10,9 +10,7 @@ from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 
 from ..events import GLOBAL
-from ..listeners.outcomes import UNSETTLED
 from ..models import OutboxEvent
-from ..models.stream_queryset import MAX_BACKLOG
 from . import dashboard_links, display, event_timeline
 
 Column = Callable[[Any], Any]  # takes an event; __name__ is the field that it shows, if any
@@ -33,33 +31,27 @@ def column(name: str, show: Callable[[Any], Any], title: Any = None) -> Column:
 @admin.display(description=_("event"), ordering="id")
 def event(event: OutboxEvent) -> str:
     """Return event type, listener and event id."""
-    name = display.delivery(event)
-    return format_html('{} <span class="outbox-id">{}</span>', name, event.event_id)
+    return format_html("{} {}", display.delivery(event), display.technical(event.event_id))
+
+
+@admin.display(description=_("status"))
+def status(event: Any) -> str:
+    return display.badge(event.fate.state)
 
 
 @admin.display(description=_("when"))
 def timing(event: Any) -> str:
-    return display.timing(event, event.seen_at)
+    return display.timing(event.fate, event.seen_at)
 
 
 @admin.display(description=_("status"))
 def status_and_timing(event: Any) -> str:
-    return format_html("{} {}", display.badge(event), timing(event))
+    return format_html("{} {}", status(event), timing(event))
 
 
 @admin.display(description=_("key"))
 def stream(event: OutboxEvent) -> str:
     return "" if event.key is None else dashboard_links.stream(event.stream, str(event.key))
-
-
-@admin.display(description=_("before it"))
-def events_ahead(event: OutboxEvent) -> str:
-    """Count the events of the stream that are delivered before this one."""
-    if event.key is None or event.status not in UNSETTLED:
-        return ""
-    ahead = OutboxEvent.objects.using(event._state.db).preceding(event)
-    count = ahead[: MAX_BACKLOG + 1].count()
-    return f"{MAX_BACKLOG}+" if count > MAX_BACKLOG else str(count)
 
 
 queue: Final = column("queue", str)
@@ -70,7 +62,7 @@ LIST_COLUMNS: Final[list[str | Column]] = [
     event,
     display.aggregate,
     queue,
-    display.badge,
+    status,
     timing,
     attempts,
     column("last_error", display.first_line),
@@ -82,7 +74,7 @@ SECTIONS: Final[list[tuple[Any, list[tuple[str | Column, ...]]]]] = [
         [
             ("event_type", "event_id"),
             ("aggregate_type", "aggregate_id", "tenant_id"),
-            (stream, "seq", events_ahead, "unique_key"),
+            (stream, "seq", "unique_key"),
         ],
     ),
     (
@@ -91,7 +83,7 @@ SECTIONS: Final[list[tuple[Any, list[tuple[str | Column, ...]]]]] = [
             ("listener", status_and_timing, attempts, "rescues", "queue"),
             (event_timeline.lease,),
             (column("last_error", display.error),),
-            (display.deliveries,),
+            (event_timeline.deliveries,),
         ],
     ),
     (_("Timeline"), [(event_timeline.timeline,)]),
@@ -110,9 +102,9 @@ def sections(event: OutboxEvent) -> list[tuple[Any, dict[str, Any]]]:
 
 
 def _is_empty(event: OutboxEvent, column: str | Column) -> bool:
-    if column in (stream, events_ahead, "seq"):
+    if column in (stream, "seq"):
         return event.key is None
-    if column in (event_timeline.lease, display.deliveries):
+    if column in (event_timeline.lease, event_timeline.deliveries):
         return not column(event)
     name = column if isinstance(column, str) else column.__name__
     value = getattr(event, name, True)

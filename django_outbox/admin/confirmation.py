@@ -16,13 +16,14 @@ from django.db.models import Count
 from django.http import HttpRequest
 from django.template.response import TemplateResponse
 from django.urls import reverse
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ..models import OutboxEvent, OutboxPause, OutboxQuerySet
 from ..queue_settings import is_rate, per_second
 from . import display
 from .actions import EventAction, amount, apply_at_once
-from .changelist import LONG_TEXTS
+from .changelist import LONG_TEXTS, within_time
 from .read_only import ReadOnlyAdmin, may
 
 SHOWN: Final = 20  # deliveries that a confirmation page lists
@@ -56,15 +57,25 @@ class PaceForm(forms.Form):
         return rate or None
 
 
-def question(action: EventAction, applicable: OutboxQuerySet) -> dict[str, Any]:
-    """Return the context that asks whether to apply an action to these deliveries."""
+def question(action: EventAction, rows: OutboxQuerySet) -> dict[str, Any]:
+    """Return the context that asks whether to apply an action to these, which allow it.
+
+    ``count`` is None if they cannot be counted in time.
+    """
     counts = {"deliveries": Count("pk"), "events": Count("event_id", distinct=True)}
-    found = applicable.aggregate(**counts)
-    count, newest = found["deliveries"], applicable.order_by("-pk").defer(*LONG_TEXTS)
+    newest = rows.order_by("-pk").defer(*LONG_TEXTS)[:SHOWN]
+    found = within_time(rows, lambda: (rows.aggregate(**counts), [*newest]))
+    if found is None:
+        asked = gettext("%(label)s: all that match") % {"label": action.label}
+        return {"question": asked, "count": None, "is_all": False, "is_possible": True}
+    counted, shown = found
+    count = counted["deliveries"]
     return {
-        "question": action.question % amount(**found),
+        "question": action.question % amount(**counted),
         "count": count,
-        "deliveries": [(display.delivery(each), each.pk) for each in newest[:SHOWN]],
+        "is_all": True,
+        "is_possible": count > 0,
+        "deliveries": [(display.delivery(each), each.pk) for each in shown],
         "further": max(count - SHOWN, 0),
         "rates": [(each, display.duration(count / per_second(each))) for each in RATES],
     }
@@ -113,10 +124,8 @@ class ConfirmationAdmin(ReadOnlyAdmin):
         data = posted if CONFIRMED_FIELD in posted else None
         context = {
             **asked,
-            "form": PaceForm(data, action=action, is_bulk=False) if asked["count"] > 1 else None,
-            "left_out": len({*ids}) - asked["count"],
-            "is_possible": asked["count"] > 0,
-            "is_all": True,
+            "form": PaceForm(data, action=action, is_bulk=False) if asked["count"] != 1 else None,
+            "left_out": len({*ids}) - (asked["count"] or 0),
             "hidden": {**hidden, EVENT_IDS_FIELD: ids, CONFIRMED_FIELD: ["yes"]},
         }
         return self.render_page(request, "confirm.html", action, {**context, **extra})

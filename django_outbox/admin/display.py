@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from django.contrib import admin
-from django.contrib.admin.utils import quote
-from django.urls import reverse
 from django.utils import timezone
-from django.utils.html import format_html, format_html_join
+from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.text import Truncator
 from django.utils.translation import gettext as _
@@ -18,22 +16,14 @@ from django.utils.translation import gettext_lazy
 
 from ..conf import current
 from ..events import aggregate_label
-from ..inspection.fate import Fate, fates_of
-from ..listeners.outcomes import UNSETTLED, Status
-from ..models import OutboxEvent
+from ..inspection.fate import Fate
+from ..models import OutboxEvent, OutboxPause
 from . import redaction
 
 LATE_AFTER: Final = 60  # seconds that an event may be due before the admin highlights it
 MAX_TEXT_LENGTH: Final = 100_000  # characters of one text that a page shows
 MAX_LINE_LENGTH: Final = 120  # characters of an error that the list shows
 
-CSS_CLASSES: Final = {int(status): f"outbox-{status.name.lower()}" for status in Status}
-
-
-DELIVERY_TABLE: Final = """<table class="outbox-deliveries">
-<tr><th>{}</th><th>{}</th><th>{}</th><th>{}</th></tr>{}</table>"""
-DELIVERY_ROW: Final = """<tr><th><a href="{}">{}</a></th>
-<td><span class="outbox-status {}">{}</span> {} {}</td><td>{}</td><td>{}</td></tr>"""
 STATES: Final = {  # of deliveries: what they are called
     "done": gettext_lazy("done"),
     "dead": gettext_lazy("dead"),
@@ -46,32 +36,75 @@ STATES: Final = {  # of deliveries: what they are called
     "deleted": gettext_lazy("deleted"),
 }
 STATE_CLASSES: Final = {"retrying": "outbox-retry", "held": "outbox-retry"}  # others: their own
+NEXT: Final = {  # by state, and whether it is known until when, or what holds it
+    "dead": gettext_lazy("It stays here until it is replayed or discarded."),
+    "leased": gettext_lazy("A worker delivers it. If that worker is lost, another one does."),
+    "unrouted": gettext_lazy("A worker finds its listeners."),
+    "later": gettext_lazy("A worker delivers it then."),
+    "retry": gettext_lazy("A worker tries again then."),
+    "due": gettext_lazy("A worker takes it as soon as one is free."),
+    "event": gettext_lazy("It waits for an earlier event of its key."),
+    "breaker": gettext_lazy("A worker then tries one event. If that succeeds, the others follow."),
+    "pause": gettext_lazy("It is due at once when the pause ends."),
+}
 
 
-@admin.display(description=gettext_lazy("status"))
-def badge(event: OutboxEvent) -> SafeString:
-    """Return the status as a coloured word."""
-    name = CSS_CLASSES.get(event.status, "")
-    label = event.get_status_display()
-    return format_html('<span class="outbox-status {}">{}</span>', name, label)
+def badge(state: str) -> SafeString:
+    """Return a state as a coloured word."""
+    name = STATE_CLASSES.get(state, f"outbox-{state}")
+    return format_html('<span class="outbox-status {}">{}</span>', name, STATES[state])
 
 
-def timing(event: OutboxEvent, now: datetime) -> str | SafeString:
-    """Return how long the event has been in its state, or when that ends.
+def timing(fate: Fate, now: datetime) -> str | SafeString:
+    """Return how long a delivery has been in its state, or by what and until when.
 
     ``now`` is the database's clock.
     """
-    if event.status not in UNSETTLED:
-        phrase = _("for %s") if event.status == Status.DEAD else _("%s ago")
-        return since(phrase, event.done_at, now)
-    due = event.available_at
-    if due is None:
-        return _("when its key's turn comes")
-    if due > now:
-        phrase = _("leased for another %s") if event.locked_by else _("due in %s")
-        return since(phrase, due, now)
-    phrase = _("lease ended %s ago") if event.locked_by else _("due for %s")
-    return since(phrase, due, now, is_late=(now - due).total_seconds() > LATE_AFTER)
+    if fate.state in ("done", "dead", "discarded"):
+        return since(_("for %s") if fate.state == "dead" else _("%s ago"), fate.since, now)
+    if fate.state == "held":
+        by = _("by %s") % ": ".join(filter(None, (_holder(fate), first_line(fate.reason))))
+        if _kind(fate) != "event" and fate.until is None:
+            return format_html("{}, {}", by, _("until it is resumed"))
+        return format_html("{}, {}", by, until(fate.until, now)) if fate.until else by
+    if fate.until is not None:
+        phrase = _("leased for another %s") if fate.state == "leased" else _("due in %s")
+        return since(phrase, fate.until, now)
+    if fate.since is None:
+        return _("when its key's turn comes") if fate.id else ""
+    is_late = (now - fate.since).total_seconds() > LATE_AFTER
+    return since(_("due for %s"), fate.since, now, is_late=is_late)
+
+
+def what_next(fate: Fate) -> str:
+    """Say what happens to a delivery without anybody's doing, and what has to be done."""
+    if fate.state in NEXT:
+        return str(NEXT[fate.state])
+    if fate.state not in ("held", "waiting", "retrying"):
+        return ""
+    if fate.by:
+        kind = _kind(fate)
+        return str(NEXT[kind if kind in NEXT else "pause"])
+    if fate.until is not None:
+        return str(NEXT["retry" if fate.state == "retrying" else "later"])
+    return str(NEXT["due" if fate.since else "event"])
+
+
+def _kind(fate: Fate) -> str:
+    """Return what holds a delivery: the kind of a pause, "breaker" or "event"."""
+    return fate.by.partition(" ")[0]
+
+
+def _holder(fate: Fate) -> str:
+    kind, _space, name = fate.by.partition(" ")
+    labels = {**dict(OutboxPause.Kind.choices), "event": _("event")}
+    return f"{labels.get(kind, kind)} {name}"
+
+
+def pause_of(fate: Fate) -> str:
+    """Return the name of the pause or breaker that holds a delivery; empty if none does."""
+    is_held = fate.state == "held" and _kind(fate) in OutboxPause.Kind.values
+    return _holder(fate) if is_held else ""
 
 
 def since(
@@ -169,32 +202,16 @@ def delivery(event: OutboxEvent) -> str:
     return title if title.startswith(event.event_type) else f"{event.event_type} → {title}"
 
 
-@admin.display(description=gettext_lazy("deliveries"))
-def deliveries(event: OutboxEvent) -> str | SafeString:
-    """Return the deliveries of an event to all of its listeners as a table; empty for one."""
-    rows = OutboxEvent.objects.using(event._state.db).of_event(event.event_id)
-    if not rows.exclude(pk=event.pk).exists():
-        return ""
-    titles = _("listener"), _("status"), _("failed attempts"), _("reason")
-    found = fates_of(event.event_id, rows.db)
-    return format_html(
-        DELIVERY_TABLE, *titles, format_html_join("", DELIVERY_ROW, map(_cells, found))
-    )
-
-
-def _cells(fate: Fate) -> tuple[Any, ...]:
-    page, css = "admin:django_outbox_outboxevent_change", f"outbox-{fate.state}"
-    url = reverse(page, args=[quote(fate.id)]) if fate.id else "#"
-    state = STATE_CLASSES.get(fate.state, css), STATES[fate.state], exact(fate.until), fate.by
-    title = fate.listener or _("no listener yet")
-    return url, title, *state, fate.attempts, first_line(fate.reason)
+def technical(text: str) -> SafeString:
+    """Return an id or another text that is read from left to right in every language."""
+    return format_html('<span class="outbox-id" dir="ltr">{}</span>', text)
 
 
 def preformatted(text: str | None) -> str | SafeString:
     """Return text with its line breaks, cut off after ``MAX_TEXT_LENGTH`` characters."""
     if not text:
         return ""
-    block = format_html('<pre class="outbox-text">{}</pre>', text[:MAX_TEXT_LENGTH])
+    block = format_html('<pre class="outbox-text" dir="ltr">{}</pre>', text[:MAX_TEXT_LENGTH])
     if len(text) <= MAX_TEXT_LENGTH:
         return block
     note = _("Only the first %(shown)d of %(all)d characters are shown.")

@@ -13,6 +13,7 @@ from django.contrib.admin import AdminSite
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.utils import quote, unquote
 from django.db import connections, transaction
+from django.db.models import Exists
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
@@ -23,23 +24,18 @@ from django.views.decorators.http import require_http_methods
 from .. import doorbell
 from ..conf import current
 from ..events import aggregate_label
-from ..listeners.outcomes import Status
+from ..inspection.fate import fates_of
 from ..models import OutboxEvent, OutboxOperation, OutboxQuerySet
-from ..models.fields import DatabaseNow
-from . import columns, error_groups
+from ..models.fields import DatabaseNow, IsIndexed
+from . import columns, display, error_groups
 from .actions import ACTIONS, BULK_ACTIONS, DISCARD, REPLAY, RUN_NOW, EventAction
-from .changelist import EventList, EventSelection
+from .changelist import LONG_TEXTS, EventList, EventSelection
 from .confirmation import PaceForm, question
-from .list_filters import (
-    EventTypeFilter,
-    ListenerFilter,
-    QueueFilter,
-    StateFilter,
-    UpToFilter,
-    WrittenFilter,
-)
+from .list_filters import EventTypeFilter, ListenerFilter, QueueFilter, StateFilter, WrittenFilter
 from .read_only import may
 
+NEIGHBOURS: Final = 3  # deliveries of its key on either side that the page of one shows
+ULID_LENGTH: Final = 26  # characters of an id of ours
 SEARCHED: Final = ("unique_key", "aggregate_id", "tenant_id")
 # Actions offered above the list for all matching events, by the value of the state filter.
 BULK_ACTIONS_BY_STATE: Final = {
@@ -61,7 +57,6 @@ class OutboxEventAdmin(error_groups.CausesAdmin):
         ListenerFilter,
         QueueFilter,
         WrittenFilter,
-        UpToFilter,
     ]
     list_per_page = 50
     list_max_show_all = 200
@@ -74,8 +69,19 @@ class OutboxEventAdmin(error_groups.CausesAdmin):
 
     def get_queryset(self, request: HttpRequest) -> OutboxQuerySet:
         """Annotate ``seen_at``, the database's current time."""
-        events = cast("OutboxQuerySet", super().get_queryset(request))
-        return events.annotate(seen_at=DatabaseNow())
+        events: Any = super().get_queryset(request)
+        return cast("OutboxQuerySet", events.annotate(seen_at=DatabaseNow()))
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: Any, search_term: str
+    ) -> tuple[Any, bool]:
+        """Find an id of ours by the primary key, in either case; search for all else."""
+        event_id, dot, listener = search_term.strip().partition(".")
+        if len(event_id) == ULID_LENGTH:
+            found = queryset.filter(id__of_event=f"{event_id.upper()}{dot}{listener}")
+            if found.exists():
+                return found, False
+        return super().get_search_results(request, queryset, search_term)
 
     def get_list_display(self, request: HttpRequest) -> Any:
         has_queues = len(current().queues) > 1
@@ -164,20 +170,19 @@ class OutboxEventAdmin(error_groups.CausesAdmin):
             return HttpResponseRedirect(back)
         if error_groups.CauseFilter.parameter_name in request.GET:
             back = self.url(request, "groups")
-        context = bulk_confirmation(listed, action)
+        asked, filters = question(action, action.found(listed.matching)), listed.describe_filters()
         data = request.POST if request.method == "POST" else None
         form = PaceForm(data, action=action, is_bulk=True)
         if not form.is_valid():
-            context |= {"back_url": back, "form": form}
+            context = {**asked, "filters": filters, "back_url": back, "form": form}
             return self.render_page(request, "confirm.html", action, context)
-        about = "; ".join(map(str, context["filters"]))
         try:
             OutboxOperation.objects.using(self.alias).begin(
                 action.kind,
                 listed.matching,
                 by=request.user.get_username(),
-                about=about,
-                matched=context["count"] if context["is_all"] else None,
+                about="; ".join(map(str, filters)),
+                matched=asked["count"],
                 **form.cleaned_data,
             )
         except ValueError:  # such as of a state that other tables decide
@@ -213,41 +218,58 @@ class OutboxEventAdmin(error_groups.CausesAdmin):
             if may(request, action.permission)
         ]
 
+    def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
+        """Give the delivery its fate, and those of its event's other deliveries."""
+        if (event := super().get_object(request, object_id, from_field)) is not None:
+            event.fates = fates_of(event.event_id, self.alias)
+            event.fate = next(each for each in event.fates if each.id == event.pk)
+        return event
+
     def render_change_form(
         self, request: HttpRequest, context: dict[str, Any], *args: Any, **options: Any
     ) -> HttpResponse:
-        event = context["original"]
-        itself = OutboxEvent.objects.using(self.alias).filter(pk=event.pk)
+        event, itself = context["original"], OutboxEvent.objects.using(self.alias)
+        itself = itself.filter(pk=context["original"].pk)
+        fit = {each.name: Exists(each.applicable(itself)) for each in ACTIONS}
+        allowed: Any = itself.values(**fit).first()
+        pause = display.pause_of(event.fate)
         context["outbox_actions"] = [
             {"action": action, "url": self.url(request, action.name, quote(event.pk))}
             for action in ACTIONS
-            if may(request, action.permission) and action.applicable(itself).exists()
+            if allowed[action.name] and may(request, action.permission)
+            if not (action is RUN_NOW and pause)  # which would still hold it
         ]
-        context["is_dead"] = event.status == Status.DEAD
         names = {"listener": event.listener, "stream": event.key}  # that an event may lack
-        context["outbox_pauses"] = self.pause_links(
+        links = self.pause_links(
             request,
             event_type=event.event_type,
             queue=event.queue,
             **{kind: name for kind, name in names.items() if name is not None},
         )
-        context["outbox_related"] = [*related_links(request, event, self.admin_site)]
+        context |= {
+            "outbox_pauses": [] if pause else links,
+            "outbox_pause": pause,
+            "outbox_next": display.what_next(event.fate),
+            "outbox_related": [*related_links(request, event, self.admin_site)],
+            "outbox_neighbours": neighbours(event),
+        }
         return super().render_change_form(request, context, *args, **options)
 
 
-def bulk_confirmation(listed: EventList, action: EventAction) -> dict[str, Any]:
-    """Return the context of the page that confirms an action for all matching events."""
-    found = action.scan(listed.scannable, listed.span)
-    asked = question(action, action.applicable(listed.matching.filter(found.where)))
-    return {
-        **asked,
-        "is_all": found.is_all,
-        "filters": listed.describe_filters(),
-        "is_possible": asked["count"] > 0 or not found.is_all,
-    }
-
-
 # --- related objects ------------------------------------------------------------------------------
+
+
+def neighbours(event: OutboxEvent) -> list[Any]:
+    """Return the deliveries before and after this one in its stream that are not done."""
+    if event.stream is None or event.seq is None:
+        return []
+    rows = OutboxEvent.objects.using(event._state.db).filter(
+        IsIndexed("status"), stream=event.stream
+    )
+    rows = rows.defer(*LONG_TEXTS).annotate(seen_at=DatabaseNow())
+    before = rows.filter(seq__lt=event.seq).order_by("-seq")[:NEIGHBOURS]
+    after = rows.filter(seq__gt=event.seq).order_by("seq")[:NEIGHBOURS]
+    return [*reversed(before), *after]
 
 
 def related_links(

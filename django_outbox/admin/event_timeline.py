@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Final
 
 from django.contrib import admin
 from django.contrib.admin.models import LogEntry
@@ -15,14 +15,19 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from ..conf import current
+from ..inspection.fate import Fate
 from ..listeners.history import Entry, entries
 from ..listeners.outcomes import Status
-from ..models import OutboxEvent, OutboxStream, OutboxWorker
-from . import display, redaction
+from ..models import OutboxEvent, OutboxWorker
+from . import dashboard_links, display, redaction
 
 MAX_LOG_ENTRIES = 20  # newest entries of the admin's log that are shown
 MAX_ENTRY_LENGTH = 120  # characters of one entry that are shown
 MAX_ERROR_LENGTH = 300  # characters of an error that are shown
+
+TABLE: Final = """<table class="outbox-deliveries">
+<tr><th>{}</th><th>{}</th><th>{}</th><th>{}</th></tr>{}</table>"""
+ROW: Final = """<tr><th>{}</th><td>{} {}</td><td>{}</td><td>{}<ul>{}</ul></td></tr>"""
 
 Step = tuple[datetime, str]
 
@@ -36,7 +41,7 @@ def timeline(event: Any) -> SafeString:
     steps = sorted((each for each in found if each[0] is not None), key=lambda each: each[0])
     rows = format_html_join(
         "",
-        "<tr><td>{}</td><td>{}</td><th>{}</th></tr>",
+        '<tr><td dir="ltr">{}</td><td>{}</td><th>{}</th></tr>',
         ((display.exact(at), _relative_time(at, event.seen_at), text) for at, text in steps),
     )
     return format_html('<table class="outbox-timeline">{}</table>', rows)
@@ -93,21 +98,45 @@ def _relative_time(at: datetime, now: datetime) -> str:
     return phrase % display.duration(abs((now - at).total_seconds()))
 
 
+@admin.display(description=gettext_lazy("deliveries"))
+def deliveries(event: Any) -> str | SafeString:
+    """Return the deliveries of an event to all of its listeners, with the history of each.
+
+    Empty for one.
+    """
+    if len(event.fates) == 1:
+        return ""
+    rows = OutboxEvent.objects.using(event._state.db).of_event(event.event_id)
+    histories = dict(rows.values_list("pk", "history"))
+    titles = _("listener"), _("status"), _("failed attempts"), _("reason")
+    cells = (_cells(each, histories.get(each.id), event.seen_at) for each in event.fates)
+    return format_html(TABLE, *titles, format_html_join("", ROW, cells))
+
+
+def _cells(fate: Fate, history: str | None, now: datetime) -> tuple[Any, ...]:
+    title = fate.listener or _("no listener yet")
+    name = dashboard_links.event(fate.id, title) if fate.id else title
+    state = display.badge(fate.state), display.timing(fate, now)
+    told = ((display.exact(at), text) for at, text in map(_entry, entries(history)))
+    steps = format_html_join("", '<li><span dir="ltr">{}</span> {}</li>', told)
+    return name, *state, fate.attempts, display.first_line(fate.reason), steps
+
+
 @admin.display(description=gettext_lazy("lease"))
 def lease(event: Any) -> SafeString | str:
-    """Return the lease of the event or its stream: owner, times, whether the owner is alive."""
-    leased = event
-    if event.key is not None:
-        leased = OutboxStream.objects.using(event._state.db).filter(pk=event.stream).first()
-    if leased is None or leased.locked_by is None:
+    """Return who has leased the event or its stream, and whether that worker is alive."""
+    fate = event.fate
+    owner, since, until = event.locked_by, event.locked_at, event.available_at
+    if fate.state == "leased":
+        owner, since, until = fate.by, fate.since, fate.until
+    if not owner:
         return ""
-    until = leased.due_at if leased is not event else leased.available_at
     return format_html(
-        '<span class="outbox-id">{}</span><br>{}<br>{}',
-        leased.locked_by,
+        "{}<br>{}<br>{}",
+        display.technical(owner),
         _("since %(since)s, until %(until)s")
-        % {"since": display.exact(leased.locked_at), "until": display.exact(until)},
-        _owner_status(leased.locked_by, event),
+        % {"since": display.exact(since), "until": display.exact(until)},
+        _owner_status(owner, event),
     )
 
 

@@ -1,14 +1,13 @@
-"""Filters of the list: state, event type, listener, queue, time written, and the newest id."""
+"""Filters of the list: state, event type, listener, queue, and time written."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta, timezone
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from django.contrib import admin
 from django.contrib.admin.options import IncorrectLookupParameters
-from django.contrib.admin.views.main import ChangeList
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
@@ -16,14 +15,50 @@ from django.utils.translation import gettext_lazy as _
 from ..conf import current
 from ..events import least_id
 from ..listeners import registry
-from .state_filter import STATES
+from ..listeners.outcomes import Status
+from ..models import OutboxQuerySet, OutboxStream
+from ..models.fields import DatabaseNow, IsIndexed
+from ..models.pause_queryset import in_held_queue
 
 TYPES_SCAN_LIMIT: Final = 1000  # newest events whose types the filter offers
-UP_TO: Final = "up_to"  # URL parameter: the id of the newest event to search
 CAUSE: Final = "cause"  # URL parameter: the digest of a cause
 PERIODS: Final = {
     "hour": (_("Last hour"), timedelta(hours=1)),
     "day": (_("Last 24 hours"), timedelta(days=1)),
+    "week": (_("Last 7 days"), timedelta(days=7)),
+    "month": (_("Last 30 days"), timedelta(days=30)),
+}
+BY_DUE_TIME: Final = ("available_at", "id")  # the earliest due time comes first
+NEWEST: Final = ("-id",)
+WAITING: Final = Q(available_at__gt=DatabaseNow(), locked_by=None)
+
+
+class State(NamedTuple):
+    """A state of events that the list's filter offers; an index finds each of them."""
+
+    label: Any  # lazily translated
+    of: Callable[[OutboxQuerySet], OutboxQuerySet]  # selects the events in it
+    ordering: tuple[str, ...] = BY_DUE_TIME
+
+
+def _paused(rows: OutboxQuerySet) -> OutboxQuerySet:
+    return rows.filter(in_held_queue(), available_at__lte=DatabaseNow())
+
+
+def _blocked(rows: OutboxQuerySet) -> OutboxQuerySet:
+    blocked = OutboxStream.objects.using(rows.db).blocked()
+    return rows.pending().filter(IsIndexed("status"), stream__in=blocked.values("pk"))
+
+
+STATES: Final = {
+    "due": State(_("Due"), OutboxQuerySet.due),
+    "leased": State(_("Leased"), OutboxQuerySet.leased),
+    "scheduled": State(_("Scheduled"), lambda rows: rows.filter(WAITING, status=Status.NEW)),
+    "retrying": State(_("Retrying"), lambda rows: rows.filter(WAITING, status=Status.RETRY)),
+    "paused": State(_("Held by a pause or a breaker"), _paused),
+    "blocked": State(_("Blocked by their key"), _blocked, ("stream", "seq")),
+    "dead": State(_("Dead"), OutboxQuerySet.dead, NEWEST),
+    "done": State(_("Done"), OutboxQuerySet.done, NEWEST),
 }
 
 
@@ -40,17 +75,23 @@ class Filter(admin.SimpleListFilter):
         if "\0" in value:  # PostgreSQL rejects NUL
             raise IncorrectLookupParameters(self.parameter_name)
         try:
-            return queryset.filter(self.condition(value))
+            rows: QuerySet[Any] = self.filtered(queryset, value)
+            return rows
         except KeyError as error:
             raise IncorrectLookupParameters(self.parameter_name) from error
 
-    def condition(self, value: str) -> Any:
-        """Return the condition of a value; raise ``KeyError`` if it is unknown."""
-        return Q((self.parameter_name, value))
+    def filtered(self, rows: Any, value: str) -> Any:
+        """Return the rows with a value; raise ``KeyError`` if it is unknown."""
+        return rows.filter((self.parameter_name, value))
+
+    def offered(self, names: set[str]) -> list[tuple[str, str]]:
+        """Return names to choose from, with the chosen one; none if there is only one."""
+        every = sorted(names | ({chosen} if (chosen := self.value()) else set()))
+        return [(each, each) for each in every] if len(every) > 1 else []
 
 
 class StateFilter(Filter):
-    """Filter by state; ``EventList`` finds the events of a state with its own index scan."""
+    """Filter by state."""
 
     title = _("state")
     parameter_name = "state"
@@ -58,8 +99,8 @@ class StateFilter(Filter):
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
         return [(name, state.label) for name, state in STATES.items()]
 
-    def condition(self, value: str) -> Any:
-        return STATES[value].where
+    def filtered(self, rows: Any, value: str) -> Any:
+        return STATES[value].of(rows).order_by()
 
 
 class WrittenFilter(Filter):
@@ -71,24 +112,8 @@ class WrittenFilter(Filter):
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
         return [(name, label) for name, (label, _length) in PERIODS.items()]
 
-    def condition(self, value: str) -> Any:
-        return Q(pk__gte=least_id(datetime.now(timezone.utc) - PERIODS[value][1]))
-
-
-class UpToFilter(Filter):
-    """Invisible filter that accepts ``up_to``, the parameter of the link to older events."""
-
-    title = ""
-    parameter_name = UP_TO
-
-    def has_output(self) -> bool:
-        return self.value() is not None  # Django applies only filters that have output
-
-    def choices(self, changelist: ChangeList) -> Iterator[Any]:
-        return iter(())
-
-    def condition(self, value: str) -> Any:
-        return Q(pk__lte=value)
+    def filtered(self, rows: Any, value: str) -> Any:
+        return rows.filter(pk__gte=least_id(datetime.now(timezone.utc) - PERIODS[value][1]))
 
 
 class EventTypeFilter(Filter):
@@ -104,9 +129,7 @@ class EventTypeFilter(Filter):
         newest = model_admin.get_queryset(request).order_by("-pk")
         types = set(newest.values_list("event_type", flat=True)[:TYPES_SCAN_LIMIT])
         types |= {each.event_type for each in registry.listeners() if "*" not in each.event_type}
-        if chosen := self.value():
-            types.add(chosen)
-        return [(each, each) for each in sorted(types)]
+        return self.offered(types)
 
 
 class ListenerFilter(Filter):
@@ -116,10 +139,7 @@ class ListenerFilter(Filter):
     parameter_name = "listener"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> Sequence[tuple[str, str]]:
-        titles = {each.title for each in registry.listeners()}
-        if chosen := self.value():
-            titles.add(chosen)
-        return [(each, each) for each in sorted(titles)] if len(titles) > 1 else []
+        return self.offered({each.title for each in registry.listeners()})
 
 
 class QueueFilter(Filter):
@@ -129,7 +149,4 @@ class QueueFilter(Filter):
     parameter_name = "queue"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> Sequence[tuple[str, str]]:
-        names = [*current().queues]
-        if (chosen := self.value()) and chosen not in names:
-            names.append(chosen)
-        return [(each, each) for each in names] if len(names) > 1 else []
+        return self.offered({*current().queues})

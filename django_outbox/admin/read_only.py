@@ -11,7 +11,6 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 
 from ..models import OutboxEvent
-from .changelist import CappedPaginator
 
 
 class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
@@ -20,7 +19,6 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     It reads from the database that events are written to, never from a replica.
     """
 
-    paginator = CappedPaginator
     show_full_result_count = False
     show_facets = admin.ShowFacets.NEVER  # facets count the whole table for each filter
     view_on_site = False

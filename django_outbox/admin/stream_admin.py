@@ -14,12 +14,15 @@ from django.utils.html import format_html
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
+from ..listeners.outcomes import Status
 from ..models import OutboxStream, StreamQuerySet
 from ..models.fields import DatabaseNow
 from ..models.stream_queryset import MAX_BACKLOG
 from . import columns, dashboard_links, display
+from .changelist import BoundedList
 from .read_only import ReadOnlyAdmin
 
+HEAD_STATES: Final = {Status.NEW: "waiting", Status.RETRY: "retrying", Status.DEAD: "dead"}
 STATES: Final = {"blocked": _("Blocked"), "due": _("Due"), "leased": _("Leased"), "all": _("All")}
 
 
@@ -47,12 +50,12 @@ class StateFilter(admin.SimpleListFilter):
         return queryset if name == "all" else getattr(queryset, name)().order_by()
 
 
-class StreamList(ChangeList):
+class StreamList(BoundedList):
     """Change list of streams, each with its first event (head) and its backlog."""
 
     def get_results(self, request: HttpRequest) -> None:
         super().get_results(request)
-        self.result_list = _with_summaries(self.paginator.single_page or self.result_list)
+        self.result_list = _with_summaries(self.result_list)
 
 
 def _with_summaries(streams: Any) -> list[Any]:
@@ -75,10 +78,10 @@ def head(stream: Any) -> str:
     if (event := stream.summary.head) is None:
         return ""
     return format_html(
-        '{} {} <span class="outbox-id">{}</span> {}',
+        "{} {} {} {}",
         dashboard_links.event(event.pk, display.delivery(event)),
-        display.badge(event),
-        event.pk,
+        display.badge(HEAD_STATES[event.status]),
+        display.technical(event.pk),
         display.first_line(event.last_error),
     )
 

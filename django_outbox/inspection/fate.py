@@ -95,13 +95,18 @@ def fate(event_id: str, *, using: str | None = None) -> list[Fate]:
 
 def fates_of(event_id: str, alias: str) -> list[Fate]:
     """Return the same as ``fate``, of an id that is stored."""
-    found = OutboxEvent.objects.using(alias).with_ids([event_id])
-    rows: list[Any] = [*found.defer(*LONG_TEXTS).annotate(now=DatabaseNow()).order_by("pk")]
+    found = OutboxEvent.objects.using(alias).filter(id__of_event=event_id)
+    rows: list[Any] = [*found.defer(*LONG_TEXTS).annotate(seen_at=DatabaseNow()).order_by("pk")]
+    fates = fates_of_rows(rows, alias)
+    return [*fates, *_deleted(rows)] if rows and rows[0].event_id == event_id else fates
+
+
+def fates_of_rows(rows: Sequence[Any], alias: str) -> list[Fate]:
+    """Return the fate of each row; ``seen_at`` of the rows is the database's time."""
     pending = [each for each in rows if each.status in UNSETTLED]
     pauses = [*OutboxPause.objects.using(alias)] if pending else []
     places = _places(alias, pending)
-    fates = [fate_of(each, each.now, pauses, places.get(each.stream)) for each in rows]
-    return [*fates, *_deleted(rows)] if rows and rows[0].event_id == event_id else fates
+    return [fate_of(each, each.seen_at, pauses, places.get(each.stream)) for each in rows]
 
 
 def fate_of(
@@ -159,14 +164,14 @@ def _places(alias: str, rows: Sequence[OutboxEvent]) -> dict[str | None, Place]:
     if not names:
         return {}
     every = OutboxStream.objects.using(alias)
-    streams, heads = every.filter(pk__in=names), every.summaries([*names])
+    streams, heads = every.filter(pk__in=names), every.heads([*names])
     blocked = {*every.blocked().filter(pk__in=names).values_list("pk", flat=True)}
     return {
         each.pk: Place(
             each.due_at,
             each.locked_by,
             each.locked_at,
-            heads[each.pk].head,
+            heads.get(each.pk),
             each.pk in blocked,
             each.queue,
         )

@@ -33,7 +33,7 @@ from .replay import (
 from .retention import batches, expired_condition
 
 if TYPE_CHECKING:
-    from . import OutboxEvent
+    from . import OutboxEvent  # noqa: F401 - named in a string below
     from .stream_queryset import StreamQuerySet
 
 Kind: Final = OutboxOperation.Kind
@@ -262,11 +262,6 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
             ).pending()
             condition &= Q(~Q(status=Status.DEAD) | ALONE | ~Exists(waiting))
         return condition
-
-    def preceding(self, event: OutboxEvent) -> OutboxQuerySet:
-        """Return the pending events that precede this one in its stream."""
-        earlier = self.pending().filter(IsIndexed("status"), stream=event.stream, seq__lt=event.seq)
-        return earlier.order_by()
 
     def newest(self, count: int) -> OutboxQuerySet:
         """Return the newest events by primary key (the order of writes), at most ``count``."""

@@ -10,9 +10,11 @@ from django.db import connections, models, router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models.sql.datastructures import BaseTable
 
+from ..conf import index_name
 from ..log import first_line
 from ..sql import dialect_of
 from ..sql.halving import in_halves
+from .fields import IsDead
 
 logger = logging.getLogger("django_outbox")
 
@@ -26,9 +28,19 @@ class ByPrimaryKey(BaseTable):
     It locks all that it reads: entries of another index too, which workers have to change.
     """
 
+    index = "PRIMARY"
+
     def as_sql(self, compiler: Any, connection: Any) -> Any:
         sql, params = super().as_sql(compiler, connection)
-        return sql + " FORCE INDEX (PRIMARY)" * (connection.vendor == "mysql"), params
+        return sql + f" FORCE INDEX ({self.index})" * (connection.vendor == "mysql"), params
+
+
+class ByStream(ByPrimaryKey):
+    """The table of events, of which MySQL reads the index of streams."""
+
+    @property
+    def index(self) -> str:  # type: ignore[override]
+        return index_name("outbox_event_stream")
 
 
 def _by_primary_key(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
@@ -68,11 +80,13 @@ class TableQuerySet(models.QuerySet[M]):
     def _locking(self: Q, *, skip_locked: bool = False) -> Q:
         if not self._connection().features.has_select_for_update:
             return self
-        rows = self.select_for_update(skip_locked=skip_locked)
-        alias = rows.query.get_initial_alias()
-        table = rows.query.alias_map[alias].table_name
-        rows.query.alias_map[alias] = ByPrimaryKey(table, alias)
-        return rows
+        return self.select_for_update(skip_locked=skip_locked)._read_by(ByPrimaryKey)
+
+    def _read_by(self: Q, kind: type[ByPrimaryKey]) -> Q:
+        """Have MySQL read the table by an index; change these rows and return them."""
+        alias = self.query.get_initial_alias()
+        self.query.alias_map[alias] = kind(self.query.alias_map[alias].table_name, alias)
+        return self
 
     def _all_rows(self: Q) -> Q:
         """Return all rows of the table, whatever this queryset is restricted to."""
@@ -122,3 +136,12 @@ class TableQuerySet(models.QuerySet[M]):
         with transaction.atomic(using=connection.alias):
             ids = self.lock_unlocked()
             return dialect_of(connection).delete(self.table, ids=ids)
+
+
+def by_death(rows: Q) -> Q:
+    """Return the dead among these events, by the index that has them: MySQL would scan the table.
+
+    In the index of streams, dead events without a stream are adjacent.
+    """
+    alone = models.Q(stream=None, seq=None)
+    return rows.filter(alone | models.Q(stream__gt=""), IsDead("status"))._read_by(ByStream)

@@ -143,19 +143,20 @@ class StreamQuerySet(TableQuerySet["OutboxStream"]):
         That number, ``backlog``, counts up to 1000. It takes a few queries, however long the
         streams are.
         """
+        heads, dialect = self.heads(keys), dialect_of(connections[self._write_alias()])
+        backlogs = dialect.backlogs(streams=keys, most=MAX_BACKLOG) if keys else {}
+        return {key: StreamSummary(head=heads.get(key), backlog=backlogs[key]) for key in keys}
+
+    def heads(self, keys: Sequence[str]) -> dict[str, OutboxEvent]:
+        """Return the first event of each of these streams that has one."""
         from . import OutboxEvent
 
-        alias = self._write_alias()
-        connection = connections[alias]
-        dialect, blocks = dialect_of(connection), current().ON_DEAD == "block"
+        alias, blocks = self._write_alias(), current().ON_DEAD == "block"
         statuses = [*UNSETTLED, Status.DEAD] if blocks else UNSETTLED
+        dialect = dialect_of(connections[alias])
         first = dialect.heads(streams=keys, statuses=statuses) if keys else {}
-        backlogs = dialect.backlogs(streams=keys, most=MAX_BACKLOG) if keys else {}
         events = OutboxEvent.objects.using(alias).defer(*LONG_TEXTS).in_bulk([*first.values()])
-        return {
-            key: StreamSummary(head=events.get(first.get(key, "")), backlog=backlogs[key])
-            for key in keys
-        }
+        return {key: events[pk] for key, pk in first.items() if pk in events}
 
     def _events(self) -> OutboxQuerySet:
         """Return pending and dead events of the stream in the outer query."""

@@ -8,9 +8,6 @@ from contextlib import AbstractContextManager
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from django.db.models import BooleanField
-from django.db.models.expressions import RawSQL
-
 from .claim import EventLeases
 from .values import EVENTS, STREAMS, Row, seconds_between, to_database
 
@@ -29,21 +26,13 @@ class QueueBacklog(NamedTuple):
 class Inspection(EventLeases):
     def heads(self, *, streams: Sequence[str], statuses: Sequence[int]) -> dict[str, str]:
         """Return the id of each stream's first event that has one of these statuses."""
-        found = self._in_order(streams, statuses, most=1)
-        return {stream: row_id for stream, _, row_id in sorted(found, reverse=True)}
-
-    def waiting(self, *, streams: Sequence[str], most: int) -> list[str]:
-        """Return the ids of the first unsettled events of each stream, at most ``most`` of each."""
-        return [row_id for *_, row_id in self._in_order(streams, [0, 2], most=most)]
-
-    def _in_order(self, streams: Sequence[str], statuses: Sequence[int], *, most: int) -> list[Row]:
-        """Return stream, seq and id of the first events of each stream with these statuses."""
         selects = [
             f"SELECT stream, seq, id FROM {self._event} WHERE stream = %s AND {each} "
-            f"ORDER BY seq LIMIT {int(most)}"
+            "ORDER BY seq LIMIT 1"
             for each in self._conditions(statuses)
         ]
-        return self._rows_of_each([(sql, [stream]) for stream in streams for sql in selects])
+        found = self._rows_of_each([(sql, [stream]) for stream in streams for sql in selects])
+        return {stream: row_id for stream, _, row_id in sorted(found, reverse=True)}
 
     def backlogs(self, *, streams: Sequence[str], most: int) -> dict[str, int]:
         """Count each stream's unsettled events, up to ``most``."""
@@ -51,29 +40,6 @@ class Inspection(EventLeases):
             WHERE stream = %s AND status IN (0, 2) AND {INDEXED} LIMIT {int(most)}) backlog"""
         found: dict[str, int] = dict(self._rows_of_each([(sql, [each]) for each in streams]))
         return {each: found.get(each, 0) for each in streams}
-
-    def dead(self, *, span: tuple[str | None, str | None], most: int) -> list[str]:
-        """Return the ids of the newest dead events within a span of ids, both ends included."""
-        return sorted(self._newest_dead(span, f"LIMIT {int(most)}"), reverse=True)[:most]
-
-    def _newest_dead(self, span: tuple[str | None, str | None], limit: str) -> list[str]:
-        """Return the ids that this LIMIT selects of dead events, of each part of their index."""
-        bounds = zip((">=", "<="), span, strict=True)
-        given = [(f" AND id {sign} %s", each) for sign, each in bounds if each is not None]
-        within, params = "".join(sql for sql, _ in given), [each for _, each in given]
-        sql = f"SELECT id FROM {self._by_death} WHERE {{}}{within} ORDER BY id DESC {limit}"
-        rows = self._rows_of_each([(sql.format(each), params) for each in self._deaths()])
-        return [row_id for (row_id,) in rows]
-
-    def dead_condition(
-        self, *, span: tuple[str | None, str | None], most: int
-    ) -> tuple[RawSQL, int, str | None]:
-        """Return a condition of the newest dead events within a span, for repeated queries.
-
-        Return with it how many events it covers if there are more, and the next one's id, or None.
-        """
-        behind = self._newest_dead(span, f"LIMIT 1 OFFSET {int(most)}")
-        return condition("status = 3", []), most, behind[0] if behind else None
 
     def dead_causes(self, *, since: datetime, most: int) -> list[tuple[Any, ...]]:
         """Group dead deliveries by event type, cause and listener.
@@ -146,8 +112,3 @@ class Inspection(EventLeases):
 
     def _conditions(self, statuses: Sequence[int]) -> list[str]:
         return [f"status IN ({', '.join(str(int(each)) for each in statuses)}) AND {INDEXED}"]
-
-
-def condition(sql: str, params: Sequence[Any]) -> RawSQL:
-    """Return SQL as a condition for a queryset of events."""
-    return RawSQL(sql, params, output_field=BooleanField())  # noqa: S611 - no user's text

@@ -7,14 +7,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from django.db import OperationalError
-from django.db.models.expressions import RawSQL
 
 from ..conf import index_name, table_name
-from .inspection import Inspection, condition
+from .inspection import Inspection
 from .upkeep import Upkeep
 from .values import marks
 
-MAX_IDS = 10_000  # of dead events, in the condition of a query
 WHOLE = ("utf8mb4", "gb18030")  # charsets that have every character
 WAITED = ((1205,), (1969,))  # errors: a lock wait timed out, or MariaDB's max_statement_time
 NO_SUCH_TABLE = 1146
@@ -122,16 +120,6 @@ class MySQLServer(Upkeep, Inspection):
     @property
     def _by_death(self) -> str:
         return f"{self._event} FORCE INDEX ({index_name('outbox_event_stream')})"
-
-    def dead_condition(
-        self, *, span: tuple[str | None, str | None], most: int
-    ) -> tuple[RawSQL, int, str | None]:
-        # To find those with a key reads the whole index, so do it once, not in each query.
-        most = min(most, MAX_IDS)
-        ids = self.dead(span=span, most=most + 1)
-        next_id = ids[most] if len(ids) > most else None
-        ids = ids[:most] or [""]
-        return condition(f"id IN ({marks(ids)})", ids), most, next_id
 
     def _deaths(self) -> Sequence[str]:
         # Those without a key are adjacent in the index, newest last; all others there are read.

@@ -21,9 +21,9 @@ def test_a_server_gets_the_statements_that_its_file_shows(server: str) -> None:
 
 # What people and checks ask, writers insert, and connections need; what only calls others.
 ELSEWHERE = {
-    *("backlog_by_type", "backlogs", "count_dead", "dead", "dead_causes", "dead_condition"),
+    *("backlog_by_type", "backlogs", "count_dead", "dead_causes"),
     *("estimated_rows", "failing_isolation", "queue_backlogs", "unstorable", "variables"),
-    *("version_text", "waiting", "weak_charset", "time_limit", "insert", "settle_all"),
+    *("version_text", "weak_charset", "time_limit", "insert", "settle_all"),
     *("guard_engine", "is_lock_wait", "is_missing_table", "prepare_engine", "read_committed"),
 }
 
