@@ -83,16 +83,6 @@ def test_a_queue_that_no_database_can_hold_is_refused(admin_client: Client) -> N
     assert "this filter is not possible: queue=" in page
 
 
-def test_a_state_of_one_queue(admin_client: Client) -> None:
-    insert(5, queue="hooks", due=-60)
-    insert(2)
-    insert(5, queue="hooks", due=60)
-    insert(1, due=90)
-    assert cells(body(admin_client, EVENTS, queue="default", state="due")) == ["default"] * 2
-    assert cells(body(admin_client, EVENTS, queue="default", state="scheduled")) == ["default"]
-    assert cells(body(admin_client, EVENTS, queue="hooks", state="due")) == ["hooks"] * 5
-
-
 @pytest.mark.parametrize("kind", ["queue", "breaker"])
 def test_due_events_of_a_closed_queue_are_shown_as_paused(admin_client: Client, kind: str) -> None:
     insert(2, queue="hooks")
