@@ -15,7 +15,6 @@ from django.db import router
 from django.db.models import Count
 from django.http import HttpRequest
 from django.template.response import TemplateResponse
-from django.urls import reverse
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
@@ -24,7 +23,7 @@ from ..queue_settings import is_rate, per_second
 from . import display
 from .actions import EventAction, amount, apply_at_once
 from .changelist import LONG_TEXTS, within_time
-from .read_only import ReadOnlyAdmin, may
+from .read_only import ReadOnlyAdmin, may, reverse
 
 SHOWN: Final = 20  # deliveries that a confirmation page lists
 CONFIRMED_FIELD: Final = "outbox_confirmed"  # form field: the user has confirmed
@@ -149,9 +148,9 @@ class ConfirmationAdmin(ReadOnlyAdmin):
 
     def pause_links(self, request: HttpRequest, **names: str) -> list[dict[str, str]]:
         """Return links to the form that pauses each kind by name; none without the permission."""
-        if not request.user.has_perm("django_outbox.pause_outboxpause"):
+        url = reverse("admin:django_outbox_outboxpause_add")
+        if url == "#" or not request.user.has_perm("django_outbox.pause_outboxpause"):
             return []
-        url = reverse("admin:django_outbox_outboxpause_add", current_app=self.admin_site.name)
         return [
             {
                 "label": f"{OutboxPause.Kind(kind).label} {name}",
@@ -163,7 +162,7 @@ class ConfirmationAdmin(ReadOnlyAdmin):
     def url(self, request: HttpRequest, page: str, *arguments: str) -> str:
         """Return the URL of a page, with the list's filters preserved."""
         name = f"admin:{self.opts.app_label}_{self.opts.model_name}_{page}"
-        url = reverse(name, args=arguments, current_app=self.admin_site.name)
+        url = reverse(name, args=arguments)
         filters = {"preserved_filters": self.get_preserved_filters(request), "opts": self.opts}
         return add_preserved_filters(filters, url)  # type: ignore[arg-type]
 

@@ -35,7 +35,7 @@ class DashboardAdmin(ReadOnlyAdmin):
     """One page instead of a change list; it needs the permission to view events."""
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return may(request, "view")
+        return super().has_view_permission(request, obj) or may(request, "view")
 
     def get_urls(self) -> list[URLPattern]:
         # The first is named like a change list, so that the admin's own links lead here.

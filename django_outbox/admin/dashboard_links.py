@@ -7,11 +7,12 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 from django.contrib.admin.utils import quote
-from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.timezone import localtime
 from django.utils.translation import gettext as _
+
+from .read_only import reverse
 
 EVENTS: Final = "admin:django_outbox_outboxevent_changelist"
 EVENT: Final = "admin:django_outbox_outboxevent_change"

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from django.urls import reverse
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
@@ -19,6 +18,7 @@ from ..models import OutboxPause
 from . import dashboard_links as links
 from . import display
 from .charts import Chart, format_seconds
+from .read_only import reverse
 
 MAX_LOST_NAMED: Final = 3  # workers that a suspect has lost, the latest
 

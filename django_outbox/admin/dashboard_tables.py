@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
-from django.urls import reverse
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.text import Truncator
@@ -33,6 +32,7 @@ from . import display
 from .charts import format_seconds
 from .dashboard_problems import Problem
 from .error_groups import shown_title
+from .read_only import reverse
 
 MAX_ROWS: Final = 5  # rows of a table
 MAX_TYPES: Final = 10  # event types that are shown

@@ -16,7 +16,7 @@ from django.db import connections, transaction
 from django.db.models import Exists
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
-from django.urls import URLPattern, path, reverse
+from django.urls import URLPattern, path
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from django.views.decorators.http import require_http_methods
@@ -32,7 +32,7 @@ from .actions import ACTIONS, BULK_ACTIONS, DISCARD, REPLAY, RUN_NOW, EventActio
 from .changelist import LONG_TEXTS, EventList, EventSelection
 from .confirmation import PaceForm, question
 from .list_filters import EventTypeFilter, ListenerFilter, QueueFilter, StateFilter, WrittenFilter
-from .read_only import may
+from .read_only import may, reverse
 
 NEIGHBOURS: Final = 3  # deliveries of its key on either side that the page of one shows
 ULID_LENGTH: Final = 26  # characters of an id of ours
@@ -190,13 +190,12 @@ class OutboxEventAdmin(error_groups.CausesAdmin):
             self.message_user(request, text, messages.ERROR)
             return HttpResponseRedirect(back)
         doorbell.ring(connections[self.alias])
-        url = "admin:django_outbox_outboxoperation_changelist"
-        return HttpResponseRedirect(reverse(url, current_app=self.admin_site.name))
+        operations = reverse("admin:django_outbox_outboxoperation_changelist")
+        return HttpResponseRedirect(back if operations == "#" else operations)
 
     def _bulk_url(self, request: HttpRequest, action: EventAction) -> str:
         name = f"admin:django_outbox_outboxevent_{action.name}_all"
-        url = reverse(name, current_app=self.admin_site.name)
-        return f"{url}?{request.GET.urlencode()}"
+        return f"{reverse(name)}?{request.GET.urlencode()}"
 
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
@@ -276,7 +275,7 @@ def related_links(
     request: HttpRequest, event: OutboxEvent, site: AdminSite
 ) -> Iterator[tuple[str, str]]:
     """Yield links to the event's object, and to the lists of the events related to it."""
-    events = reverse("admin:django_outbox_outboxevent_changelist", current_app=site.name)
+    events = reverse("admin:django_outbox_outboxevent_changelist")
     about = aggregate_label(event.aggregate_type, event.aggregate_id)
     if url := _object_url(request, event, site):
         yield gettext("Object %s") % about, url
@@ -304,4 +303,4 @@ def _object_url(request: HttpRequest, event: OutboxEvent, site: AdminSite) -> st
     if not site.get_model_admin(model).has_view_permission(request):
         return None
     name = f"admin:{model._meta.app_label}_{model._meta.model_name}_change"
-    return reverse(name, args=[quote(event.aggregate_id)], current_app=site.name)
+    return reverse(name, args=[quote(event.aggregate_id)])

@@ -8,7 +8,7 @@ from django.contrib import admin
 from django.core.exceptions import PermissionDenied
 from django.db.models import Case, QuerySet, Value, When
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.urls import URLPattern, path, reverse
+from django.urls import URLPattern, path
 from django.utils.formats import number_format
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
@@ -22,7 +22,7 @@ from ..models.fields import DatabaseNow
 from ..queue_settings import per_second
 from . import display
 from .actions import ACTIONS
-from .read_only import ReadOnlyAdmin, may
+from .read_only import ReadOnlyAdmin, may, reverse
 
 PERMISSIONS: Final = {each.kind: each.permission for each in ACTIONS}
 FIELDS: Final = (
@@ -113,7 +113,7 @@ class OutboxOperationAdmin(ReadOnlyAdmin):
     sortable_by = ()
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return may(request, "view")
+        return super().has_view_permission(request, obj) or may(request, "view")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         """Annotate ``seen_at``, the database's current time, and whether the user may stop it."""
@@ -142,7 +142,7 @@ class OutboxOperationAdmin(ReadOnlyAdmin):
         )
         self.message_user(request, gettext("Stopped. What is done stays done."))
         url = f"admin:{self.opts.app_label}_{self.opts.model_name}_changelist"
-        return HttpResponseRedirect(reverse(url, current_app=self.admin_site.name))
+        return HttpResponseRedirect(reverse(url))
 
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextvars import ContextVar
 from typing import Any
 
+from django import urls
 from django.contrib import admin
 from django.contrib.auth import get_permission_codename
 from django.db import router
 from django.db.models import QuerySet
 from django.http import HttpRequest
+from django.urls import NoReverseMatch
 
 from ..models import OutboxEvent
+
+_site: ContextVar[str] = ContextVar("outbox_site", default="admin")  # that answers the request
 
 
 class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
@@ -34,6 +40,11 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
     has_delete_permission = has_change_permission
 
+    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Have links lead to the pages of this site: each view asks this first."""
+        _site.set(self.admin_site.name)
+        return super().has_view_permission(request, obj)
+
     def has_replay_permission(self, request: HttpRequest) -> bool:
         return may(request, "replay")
 
@@ -47,6 +58,14 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         if "\0" in object_id:  # PostgreSQL would raise; other databases find nothing
             return None
         return super().get_object(request, object_id, from_field)
+
+
+def reverse(name: str, *, args: Sequence[Any] = ()) -> str:
+    """Return the URL of a page on the site that answers the request; "#" if it does not have it."""
+    try:
+        return urls.reverse(name, args=args, current_app=_site.get())
+    except NoReverseMatch:
+        return "#"
 
 
 def may(request: HttpRequest, permission: str) -> bool:

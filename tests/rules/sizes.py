@@ -22,7 +22,7 @@ CODE_LINES = {
     "django_outbox/sql": 2_015,
 }
 MODULES = 199  # of the package, migrations among them
-TEST_LINES = 71_989  # of all Python files below tests, comments and blank lines among them
+TEST_LINES = 72_026  # of all Python files below tests, comments and blank lines among them
 PAGES, WORDS = 48, 80_533  # below docs
 NO_CODE = {
     tokenize.COMMENT,
