@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
 
 from tests.faults import kept, report
 from tests.faults.mutants import MUTANTS
-from tests.faults.scenarios import SCENARIOS
 
 LINE: kept.Line = {
     "scenario": "kill",
@@ -93,9 +91,3 @@ def test_every_mutant_that_is_published_was_caught() -> None:
     mutants = [each for each in kept.read(report.KEPT) if "mutant" in each]
     assert {each["mutant"] for each in mutants} <= {each.name for each in MUTANTS}
     assert all(each["caught"] for each in mutants)
-
-
-def test_every_scenario_is_listed() -> None:
-    found = {each["scenario"] for each in kept.runs(kept.read(report.KEPT))}
-    names = re.findall(r"^- `(\w+)`", report.PAGE.read_text(), re.MULTILINE)
-    assert found <= {*SCENARIOS} == {*names}

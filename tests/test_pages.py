@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
+import sys
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import pytest
-from django.db import transaction
-from django.db.models import F
+from django.db import connection, transaction
+from django.db.migrations.loader import MigrationLoader
+from django.dispatch import Signal
 from django.test import TestCase
 
 import django_outbox as outbox
@@ -95,32 +97,6 @@ def test_508_the_outbox_has_neither_ghost_nor_loss() -> None:
     assert warehouse.calls == [("reserve", ("teapot",), {"idempotency_key": event.pk})]
 
 
-# --- what is guaranteed --------------------------------------------------------------------------
-
-
-class Payments:
-    """The page's model, kept in a dict."""
-
-    def __init__(self) -> None:
-        self.objects, self.rows = self, {}
-
-    def get_or_create(self, *, event_id: str, defaults: dict[str, Any]) -> None:
-        self.rows.setdefault(event_id, defaults)
-
-
-def test_475_the_listener_of_the_guarantees_may_run_twice() -> None:
-    cards, payments = Recorder("receipt 1"), Payments()
-    given = {"outbox": outbox, "cards": cards, "Payment": payments}
-    with samples.run("explanation/guarantees.md", **given) as names:
-        event = outbox.Event(
-            event_type="payment.requested", payload={"order": 7, "amount_cents": 4800}, event_id="e"
-        )
-        for _ in range(2):
-            names["take_payment"](event)
-    assert [kwargs for _, _, kwargs in cards.calls] == [{"idempotency_key": "e"}] * 2
-    assert payments.rows == {"e": {"order_id": 7, "receipt": "receipt 1"}}
-
-
 # --- write events --------------------------------------------------------------------------------
 
 
@@ -128,113 +104,11 @@ def orders(n: int) -> Order:
     return Order.objects.create(sku=f"s{n}")
 
 
-# --- listen --------------------------------------------------------------------------------------
-
-LISTEN = "how-to/listen.md#..Let several listeners share an event"
-
-
-class Service:
-    """An invoice service; ``status`` is what it will answer."""
-
-    def __init__(self) -> None:
-        self.status, self.retry_after, self.text = 200, 1800, "no such customer"
-        self.keys: list[str] = []
-
-    def create(self, order: Any, *, idempotency_key: str) -> Service:
-        self.keys.append(idempotency_key)
-        return self
-
-
-class Packed:
-    """``Order`` as the page's listener queries it."""
-
-    found: Any = None
-
-    class objects:  # noqa: N801 - a manager
-        @staticmethod
-        def filter(pk: int) -> Any:
-            return SimpleNamespace(first=lambda: Packed.found)
-
-
-def test_306_305_the_answers_of_listen() -> None:
-    """Refused, not yet, busy, impossible and done each lead to their own outcome."""
-    service = Service()
-    event = outbox.Event(event_type="invoice.requested", payload={"order": 1}, event_id="e")
-    given = {"outbox": outbox, "Order": Packed, "invoices": service}
-    with samples.run(LISTEN, only="def write_invoice(", **given) as names:
-        write_invoice = names["write_invoice"]
-        assert isinstance(write_invoice(event), outbox.Dead)
-        Packed.found = SimpleNamespace(is_packed=False)
-        assert write_invoice(event).delay == 60
-        Packed.found = SimpleNamespace(is_packed=True)
-        assert write_invoice(event) is None
-        service.status = 429
-        with pytest.raises(outbox.RetryAfter) as busy:
-            write_invoice(event)
-        assert busy.value.delay == 1800
-        service.status = 400
-        with pytest.raises(outbox.Unrecoverable, match="no such customer"):
-            write_invoice(event)
-    assert service.keys == ["e", "e", "e"]
-
-
-class Sales:
-    """A model of counts by sku, backed by orders of the test app."""
-
-    class objects:  # noqa: N801 - a manager
-        @staticmethod
-        def filter(sku: str) -> Any:
-            rows = Order.objects.filter(sku=sku)
-            return SimpleNamespace(update=lambda count: rows.update(quantity=F("quantity") + 1))
-
-
 def place(event_type: str = "order.placed", **payload: Any) -> OutboxEvent:
     with transaction.atomic():
         event_id = outbox.write(event_type, {"sku": "teapot", "email": "a@example.com", **payload})
     outbox.drain()
     return OutboxEvent.objects.get(pk=event_id)
-
-
-def test_298_every_kind_of_listener_of_the_page_is_called() -> None:
-    """A function, an atomic one, an async one, a method, and one with two event names all run."""
-    warehouse, mail, carrier = Recorder(), AsyncRecorder(), Recorder()
-    with samples.run(LISTEN, only="def reserve_stock(event):\n    warehouse", warehouse=warehouse):
-        done = place()
-        assert warehouse.calls == [("reserve", ("teapot",), {"idempotency_key": done.pk})]
-    bank = Recorder()
-    with samples.run(LISTEN, only="def collect(", outbox=outbox, bank=bank):
-        done = place("invoice.due", amount_cents=500)
-        assert bank.calls == [("collect", (500,), {"idempotency_key": done.pk})]
-    with samples.run(LISTEN, only="def book(", Carrier=lambda: carrier):
-        assert place("parcel.booked").status == OutboxEvent.Status.DONE
-        assert place("parcel.cancelled").status == OutboxEvent.Status.DONE
-    assert [name for name, *_ in carrier.calls] == ["book", "cancel"]
-    order = orders(0)
-    with samples.run(LISTEN, only="def count_sale(", outbox=outbox, Sales=Sales, F=F):
-        place(sku=order.sku)
-        order.refresh_from_db()
-        assert order.quantity == 2
-    with samples.run(LISTEN, only="def tell_the_customer(", outbox=outbox, mail=mail):
-        done = place()
-        assert mail.calls == [("send", ("a@example.com",), {"idempotency_key": done.pk})]
-    given = {"outbox": outbox, "mail": mail, "Order": Order}
-    with samples.run(LISTEN, only="def send_invoice(", **given):
-        done = place(order=order.pk)
-        addressed = ("a@example.com", order.sku)
-        assert mail.calls[1:] == [("send", addressed, {"idempotency_key": done.pk})]
-    with samples.run(LISTEN, only="def book_parcel(", outbox=outbox):
-        assert place("parcel.requested").status == OutboxEvent.Status.DONE
-    with samples.run(LISTEN, only='("order.submitted")', outbox=outbox):
-        for name in ("order.placed", "order.submitted"):
-            assert place(name).status == OutboxEvent.Status.DONE
-
-
-class AsyncRecorder(Recorder):
-    def __getattr__(self, name: str) -> Any:
-        async def call(*args: Any, **kwargs: Any) -> None:
-            self.calls.append((name, args, kwargs))
-
-        return call
 
 
 # --- alerts ------------------------------------------------------------------------------
@@ -315,3 +189,51 @@ class Customers:
         @staticmethod
         def filter(pk: int) -> Any:
             return SimpleNamespace(first=lambda: SimpleNamespace(email=f"{pk}@example.com"))
+
+
+# --- another app's signals, and migrations -------------------------------------------------------
+
+
+FOREIGN = "how-to/write-events.md#Write from another app's signals and methods"
+
+
+def test_an_override_lets_a_receiver_write_with_the_order_of_another_app() -> None:
+    """The app commits, and then sends its signal, as django-oscar does."""
+    sent = Signal()
+
+    class CoreOrderCreator:
+        def place_order(self, sku: str) -> Order:
+            with transaction.atomic():
+                order = Order.objects.create(sku=sku)
+            sent.send(sender=self, order=order)
+            return order
+
+    names = {"oscar.apps.order.utils": {"OrderCreator": CoreOrderCreator}}
+    names |= {"oscar.apps.order.signals": {"order_placed": sent}}
+    names |= {"wagtail.management.commands": {"publish_scheduled": SimpleNamespace(Command=object)}}
+    made = {name: ModuleType(name) for name in names}
+    for name, module in made.items():
+        vars(module).update(names[name])
+    with patch.dict(sys.modules, made), samples.modules(FOREIGN) as shop:
+        with pytest.raises(outbox.NoActiveTransaction):
+            CoreOrderCreator().place_order("teapot")
+        order = shop["shop.order.utils"].OrderCreator().place_order("kettle")
+        assert OutboxEvent.objects.get().aggregate_id == str(order.pk)
+        sent.connect(lambda **_: out_of_stock("cup"), weak=False)
+        with pytest.raises(OutOfStock):
+            shop["shop.order.utils"].OrderCreator().place_order("cup")
+    assert not Order.objects.filter(sku="cup").exists()
+
+
+def test_a_migration_writes_after_that_of_the_outbox() -> None:
+    order = orders(7)
+    registry = SimpleNamespace(get_model=lambda *_: Order)
+    with samples.modules("how-to/write-events.md#Write in migrations") as shop:
+        first, second = (vars(module)["Migration"] for module in shop.values())
+        with transaction.atomic():
+            first.operations[0].code(registry, SimpleNamespace(connection=connection))
+    assert json.loads(OutboxEvent.objects.get().payload) == {"order": order.pk}
+    ours = ("django_outbox", "0001_initial")
+    assert ours in first.dependencies
+    assert ours in second.dependencies
+    assert ours in MigrationLoader(connection).disk_migrations

@@ -74,8 +74,6 @@ BROKEN = {
     "services that listeners call unavailable": ("receiver away",),
 }
 
-NOT_RUN = "no run is published yet"
-
 # What new readers ask about first; the record has all of them.
 ASKED = ("kill", "restart", "poison", "ordered")
 
@@ -206,30 +204,12 @@ def noticed(lines: Sequence[Line]) -> str:
     return f"{sum(made.values())} of {len(made)} modified copies were caught.{without}\n"
 
 
-def scenarios(lines: Sequence[Line]) -> str:
-    """Every scenario and what it does, also those without a kept line."""
-    from tests.faults.scenarios import SCENARIOS
-
-    run = titles(largest(lines))
-    new = {name: f"{each.title} ({NOT_RUN})" for name, each in SCENARIOS.items() if name not in run}
-    return "".join(
-        f"- `{name}`: {title[0].lower()}{title[1:]}\n" for name, title in {**run, **new}.items()
-    )
-
-
 BLOCKS: dict[str, Callable[[Sequence[Line]], str]] = {
-    each.__name__: each
-    for each in (shortlist, promises, outcome, broken, small, noticed, scenarios)
+    each.__name__: each for each in (shortlist, promises, outcome, broken, small, noticed)
 }
 
 
 # --- what the blocks consist of -----------------------------------------------------------------
-
-
-def wrong_of(found: Sequence[Line]) -> str:
-    return ", ".join(
-        f"{sum(each[name] for each in found)} {title}" for name, title in COUNTED.items()
-    )
 
 
 def size_of(found: Sequence[Line]) -> str:
@@ -296,7 +276,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("OUTBOX_TEST_DB", "sqlite")  # the scenarios are listed, none is run
+    os.environ.setdefault("OUTBOX_TEST_DB", "sqlite")  # the scenarios are named, none is run
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.faults.settings")
     django.setup()
     main(map(Path, sys.argv[1:]))
