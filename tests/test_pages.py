@@ -97,7 +97,7 @@ def test_508_the_outbox_has_neither_ghost_nor_loss() -> None:
     assert warehouse.calls == [("reserve", ("teapot",), {"idempotency_key": event.pk})]
 
 
-# --- write events --------------------------------------------------------------------------------
+# --- orders and events ---------------------------------------------------------------------------
 
 
 def orders(n: int) -> Order:
