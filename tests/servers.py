@@ -98,6 +98,13 @@ class Postgres:
             conf.writelines(f"{name} = {value}\n" for name, value in settings.items())
         self.url = ""
 
+    def tools(self, program: str, *arguments: str) -> None:
+        """Run one of the server's programs, as the user that the server has."""
+        server = self._server
+        self._module.pgexec(
+            program, arguments, bin_path=server.bin_path, user=server.system_user
+        )
+
     def start(self) -> None:
         self._server.ensure_postgres_running()
         info = self._server.get_postmaster_info()
@@ -108,12 +115,7 @@ class Postgres:
     def stop(self, how: str = "fast") -> None:
         if not self._server.get_postmaster_info().is_running():
             return
-        self._module.pgexec(
-            "pg_ctl",
-            ("-w", "-D", str(self._server.pgdata), "-m", how, "stop"),
-            bin_path=self._server.bin_path,
-            user=self._server.system_user,
-        )
+        self.tools("pg_ctl", "-w", "-D", str(self._server.pgdata), "-m", how, "stop")
 
 
 def _postgres() -> Path:
@@ -163,9 +165,18 @@ class MySQLFamily(ABC):
     def serving(self, common: list[str], *, durable: bool) -> list[str]:
         """Return the beginning of the command that runs the server."""
 
-    def start(self) -> None:
+    @property
+    def port(self) -> int:
+        return int(self._place["port"])  # type: ignore[call-overload]
+
+    def launch(self, *more: str) -> None:
+        """Start the server without waiting for it."""
         with self._log.open("a") as log:
-            self._process = subprocess.Popen(self._command, stdout=log, stderr=log)
+            self._process = subprocess.Popen([*self._command, *more], stdout=log, stderr=log)
+
+    def start(self) -> None:
+        self.launch()
+        assert self._process is not None
         deadline = time.monotonic() + START_DEADLINE
         while not self._answers():
             if self._process.poll() is not None or time.monotonic() > deadline:
@@ -179,11 +190,16 @@ class MySQLFamily(ABC):
             self._process.wait(timeout=START_DEADLINE)
             self._process = None
 
-    def _answers(self) -> bool:
+    def session(self) -> Any:
         import MySQLdb  # late: it may be missing where this server is not used
 
+        return MySQLdb.connect(user="root", connect_timeout=5, autocommit=True, **self._place)
+
+    def _answers(self) -> bool:
+        import MySQLdb
+
         try:
-            with closing(MySQLdb.connect(user="root", connect_timeout=5, **self._place)) as session:
+            with closing(self.session()) as session:
                 session.query("CREATE DATABASE IF NOT EXISTS own")
         except MySQLdb.Error:
             return False

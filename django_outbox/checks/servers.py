@@ -38,7 +38,10 @@ PROTOCOL_ONLY = {
 def check_servers(
     app_configs: Configs, databases: Sequence[str] | None = None, **kwargs: Any
 ) -> Iterator[CheckMessage]:
-    """Report E024 unknown database; E028 same protocol only; W025, W054 old server or driver."""
+    """Report E024 unknown database; E028 same protocol only; W025, W054 old server or driver.
+
+    Also report W061 several nodes that take writes.
+    """
     for alias in sorted(set(databases or ()).intersection(aliases())):
         connection = connections[alias]
         if connection.vendor not in DIALECTS:
@@ -51,6 +54,7 @@ def check_servers(
             continue
         yield from [*_protocol_only(connection)] or _outdated(connection)
         yield from _driver(connection)
+        yield from _cluster(connection)
 
 
 def _protocol_only(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
@@ -65,6 +69,18 @@ def _protocol_only(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
                 hint=f"Route django_outbox to {SUPPORTED}.",
                 id="django_outbox.E028",
             )
+
+
+def _cluster(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
+    if (cluster := dialect_of(connection).cluster()) is not None:
+        yield Warning(
+            f"The database {connection.alias!r} is a {cluster} cluster in which several nodes take "
+            "writes. Of two transactions that write events of one key on two nodes, the later "
+            'fails with error 1213 ("Deadlock found") or 3101. Workers are prepared for that, but '
+            "your own code has to repeat such a transaction.",
+            hint="Repeat such transactions, or send all writes to one node; then silence this check.",
+            id="django_outbox.W061",
+        )
 
 
 def _outdated(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:

@@ -50,12 +50,29 @@ def engine_connection(alias: str, *, lock_wait: float) -> BaseDatabaseWrapper:
     settings = copy.deepcopy(connections.settings[alias])
     settings.update(CONN_MAX_AGE=None, CONN_HEALTH_CHECKS=False, AUTOCOMMIT=True)
     backend = load_backend(settings["ENGINE"]).DatabaseWrapper
-    # With DEBUG, Django would keep and log every statement, for the life of the thread.
-    quiet = type(backend.__name__, (backend,), {"queries_logged": False})
-    connection = quiet(settings, alias)
+
+    class Engine(backend):  # type: ignore[misc, valid-type]
+        queries_logged = False  # else Django kept all of them with DEBUG, as long as it lives
+
+        is_clustered = False  # whether other nodes take writes, too
+
+        def init_connection_state(self) -> None:
+            super().init_connection_state()
+            self.is_clustered = dialect_of(self).begin_session()
+
+    connection: BaseDatabaseWrapper = Engine(settings, alias)
     dialect_of(connection).prepare_engine(settings, lock_wait=lock_wait)
     dialect_of(connection).guard_engine()
-    return connection  # type: ignore[no-any-return]
+    return connection
+
+
+def begin_session(connection: BaseDatabaseWrapper) -> None:
+    """Have a listener's new session see what other nodes have committed, as the worker's do.
+
+    Else an atomic listener would not find its own lease, nor any listener what its event is about.
+    """
+    if connection.vendor in DIALECTS:
+        dialect_of(connection).begin_session()
 
 
 def is_in_memory(connection: BaseDatabaseWrapper) -> bool:

@@ -39,7 +39,7 @@ def in_halves(
     that it ``accepts`` such statements.
 
     Raises an error that says nothing about the rows: the statement has waited for a lock in vain,
-    or the database takes no writes, on a new connection either.
+    another transaction was first, or the database takes no writes, on a new connection either.
     """
     parts, refused = [[*rows]] * bool(rows), 0
     while parts and (accepts or refused < 2):
@@ -60,13 +60,22 @@ def in_halves(
 
 
 def _try(
-    connection: BaseDatabaseWrapper, write: Callable[[list[Any]], Any], rows: list[Any]
+    connection: BaseDatabaseWrapper,
+    write: Callable[[list[Any]], Any],
+    rows: list[Any],
+    *,
+    is_first: bool = True,
 ) -> Part:
+    session = connection.connection
     try:
         return Part(rows, True, write(rows))
     except Exception as error:  # for a value, drivers raise all kinds
-        if dialect_of(connection).is_lock_wait(error) or not answers(connection):
+        dialect = dialect_of(connection)
+        says_nothing = dialect.is_lock_wait(error) or dialect.is_conflict(error)
+        if says_nothing or not answers(connection):
             raise
+        if is_first and connection.connection is not session:  # it may be all that was wrong
+            return _try(connection, write, rows, is_first=False)
         return Part(rows, False, error=error)
 
 

@@ -13,6 +13,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from .statements import single_transaction
 from .upkeep import Upkeep
 
+CONFLICTS = ("40001", "40P01")  # errors: a serialization failure, a deadlock
 WAITED = ("55P03", "57014")  # errors: lock_timeout, and statement_timeout, which may be shorter
 UNDEFINED_TABLE = "42P01"
 PREPARE_AFTER = 3  # executions before a statement is prepared
@@ -41,6 +42,9 @@ class PostgreSQLServer(Upkeep):
     def _estimate(self) -> tuple[str, list[Any]]:
         sql = "SELECT reltuples::bigint FROM pg_class WHERE oid = to_regclass(%s)"
         return sql, [self._event]
+
+    def is_conflict(self, error: BaseException) -> bool:
+        return getattr(error.__cause__, "sqlstate", None) in CONFLICTS
 
     def is_lock_wait(self, error: BaseException) -> bool:
         return getattr(error.__cause__, "sqlstate", None) in WAITED

@@ -90,6 +90,9 @@ class SQLite(Dialect):
         finally:
             database.set_progress_handler(None, STEPS)
 
+    def is_conflict(self, error: BaseException) -> bool:
+        return False  # there is one writer at a time
+
     def is_lock_wait(self, error: BaseException) -> bool:
         return isinstance(error, OperationalError) and "locked" in str(error)
 

@@ -57,6 +57,10 @@ class Statements(ABC):
         return str(self._rows("SELECT VERSION()")[0][0])
 
     @abstractmethod
+    def is_conflict(self, error: BaseException) -> bool:
+        """Return whether another transaction was first; this one has changed nothing."""
+
+    @abstractmethod
     def is_lock_wait(self, error: BaseException) -> bool:
         """Return whether a statement failed because it took too long, as a rule for a lock."""
 

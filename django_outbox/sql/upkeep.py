@@ -127,5 +127,13 @@ class Upkeep(EventLeases, Inserting):
     def prepare_engine(self, settings: dict[str, Any], *, lock_wait: float) -> None:
         """Change an engine thread's copied settings before it connects; ``lock_wait``: seconds."""
 
+    def cluster(self) -> str | None:
+        """Return the kind of cluster in which several nodes take writes; None if it is in none."""
+        return None
+
+    def begin_session(self) -> bool:
+        """Set up a session of a worker; return whether other nodes take writes, too."""
+        return False
+
     def guard_engine(self) -> None:
         """Set up what an engine thread's connection needs and settings cannot express."""

@@ -13,6 +13,7 @@ from django.db.backends.signals import connection_created
 
 from ..clocks import monotonic
 from ..delivery.lease import Lease
+from ..sql import begin_session
 
 logger = logging.getLogger("django_outbox")
 
@@ -22,7 +23,8 @@ CHECK_AFTER = 1.0  # seconds without a delivery after which connections are chec
 class BrokenSessions:
     """When a database session of a worker broke: if one is gone, others often are, too.
 
-    A thread that finds a broken session reports it; all check ``broke_at`` before a delivery.
+    The server may have moved, or take no writes any more, to which a session is blind that only
+    reads. So whoever finds a broken one reports it, and all connect anew before they go on.
     """
 
     def __init__(self) -> None:
@@ -36,8 +38,9 @@ class ConnectionCleanup:
     """Keeps the connections of one worker thread usable; called around every delivery.
 
     Connections stay open whatever CONN_MAX_AGE says, since reconnecting costs 3.3 ms per event. One
-    is closed after an error that broke it, an open transaction or a long pause. It is checked after
-    a short pause, or when a session of this worker broke: a dead one would fail an innocent event.
+    is closed after an error that broke it, an open transaction or a long pause, and when a session
+    of this worker broke. It is checked after a short pause: a dead one would fail an innocent
+    event.
     """
 
     def __init__(self, idle: float, sessions: BrokenSessions) -> None:
@@ -51,11 +54,11 @@ class ConnectionCleanup:
 
     def before(self) -> None:
         now = monotonic()
-        pause = now - self._last_end
-        if pause > CHECK_AFTER or self._sessions.broke_at >= self._last_start:
+        pause, one_broke = now - self._last_end, self._sessions.broke_at >= self._last_start
+        if pause > CHECK_AFTER or one_broke:
             self.close_half_made()
             for connection in self._connections:
-                if pause > self._idle or not connection.is_usable():
+                if pause > self._idle or one_broke or not connection.is_usable():
                     connection.close()
             self._remove_closed()
         self._last_start = now
@@ -94,6 +97,7 @@ class ConnectionCleanup:
     def _on_connect(self, *, connection: BaseDatabaseWrapper, **kwargs: Any) -> None:
         if threading.get_ident() != self._thread:
             return
+        begin_session(connection)
         if connection in self._connections:  # Django reconnected at the end of a transaction
             self._sessions.report_broken()
         else:

@@ -5,16 +5,10 @@ from __future__ import annotations
 import random
 import threading
 from collections import deque
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Collection, Sequence
 from math import inf
-from typing import Any
-
 from ..clocks import monotonic
-from ..doorbell.base import MAX_INTERVALS, Ear
 from ..sql.values import Found
-
-WAIT_TIMEOUT = 0.2  # seconds of one wait for a notification; a stop may have to wait as long
-COMMIT_MARGIN = 0.005  # seconds after a writer's quiet interval; what it wrote is committed by then
 
 FULL_SCAN_FACTOR = 50.0  # a full scan is followed by a pause that many times as long
 LONGEST_PAUSE = 300.0  # seconds after a full scan
@@ -93,35 +87,6 @@ class Wakeup:
         if self._soonest <= now:
             self._soonest = inf
         return True
-
-
-class DoorbellListener:
-    """Requests a poll at each notification, and again when quiet writers may notify again."""
-
-    def __init__(self, ear: Ear, *, interval: float, wakeup: Wakeup) -> None:
-        self._ear = ear
-        self._quiet = (interval + COMMIT_MARGIN, MAX_INTERVALS * interval + COMMIT_MARGIN)
-        self._wakeup = wakeup
-        self._open = False
-
-    def step(self) -> Generator[Any, Any, float]:
-        try:
-            if not self._open:
-                yield lambda _: self._ear.listen()
-                self._open = True
-                self._wakeup.poll()  # finds what was announced before
-            if (yield lambda _: self._ear.wait(WAIT_TIMEOUT)):
-                self._wakeup.poll_again(self._quiet)
-                self._wakeup.poll()
-            self._wakeup.trust_doorbell(self._ear.sure)
-        except BaseException:
-            self._open = False
-            self._wakeup.trust_doorbell(False)
-            raise
-        return 0.0
-
-    def close(self) -> Generator[Any, Any, None]:
-        yield lambda _: self._ear.close()
 
 
 class Throttle:

@@ -177,7 +177,7 @@ class Settler(Settles):
         try:
             super()._write(part, connection)
         finally:
-            if connection.connection is not session:
+            if session is not None and connection.connection is not session:
                 self._sessions.report_broken()
 
     def _set_aside(self, rows: Settled, error: Exception) -> None:

@@ -15,15 +15,23 @@ from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.utils import Error as DatabaseError
 
+from ..clocks import monotonic
 from ..conf import current
+from ..doorbell.base import MAX_INTERVALS, Ear
 from ..log import first_line
 from ..queue_settings import DEFAULT_QUEUE
-from ..sql import engine_connection
+from ..sql import dialect_of, engine_connection
+from .connection_cleanup import BrokenSessions
 from .effects import Steps, perform
+from .polling import Wakeup
 
 logger = logging.getLogger("django_outbox")
 
-BACKOFF = (0.1, 5.0)  # seconds of back-off after the first of consecutive errors, and at most
+BACKOFF = (0.1, 1.0)  # seconds of back-off after the first of consecutive errors, and at most
+CONFLICTS = 10  # in a row, after which one is an error like any other
+CONFLICT_PAUSE = 0.02  # seconds at most until a step that another node has beaten is tried again
+WAIT_TIMEOUT = 0.2  # seconds of one wait for a notification; a stop may have to wait as long
+COMMIT_MARGIN = 0.005  # seconds after a writer's quiet interval; what it wrote is committed by then
 LOG_FACTOR = 8  # log the 1st, 8th, 64th of consecutive errors, as an outage affects all threads
 
 
@@ -41,16 +49,18 @@ class Loop:
         alias: str,
         close: Callable[[], Steps[None]] | None = None,
         woken: threading.Event | None = None,
-        on_database_error: Callable[[], None] = lambda: None,
+        sessions: BrokenSessions | None = None,
     ) -> None:
         self.name = name
         self._step = step
         self._alias = alias
         self._close = close  # gives back what the steps took
-        self._on_database_error = on_database_error  # called after each database error
+        self._sessions = sessions or BrokenSessions()  # those of the same worker
         self._woken = woken or threading.Event()  # set by ``wake``
         self.stopping = False  # set by ``stop``
-        self._errors = 0  # consecutive; only the thread sets this and the next four
+        self._connected_at = monotonic()  # only the thread sets this and the next six
+        self._conflicts = 0  # consecutive
+        self._errors = 0  # consecutive
         self._next_logged = 1  # the number of consecutive errors that is logged next
         self._error = ""  # the class of the last one
         self._step_began: float | None = None  # monotonic; when the step began that runs now
@@ -137,8 +147,8 @@ class Loop:
     def _run_step(self) -> float:
         self._step_began = time.monotonic()
         try:
-            if self._errors:  # a step without a query would seem to work again
-                connections[self._alias].ensure_connection()
+            if self._errors or self._sessions.broke_at > self._connected_at:
+                self._reconnect()
             pause: float = self._made(self._step())
         except Exception as error:  # noqa: BLE001 - reported, and the thread lives on
             return self._handle_error(error)
@@ -147,16 +157,33 @@ class Loop:
         if self._errors:
             logger.warning("%s works again errors=%d", self.name, self._errors)
         self._errors, self._next_logged, self._has_succeeded = 0, 1, True
+        self._conflicts = 0
         return pause
+
+    def _reconnect(self) -> None:
+        """Connect anew: where one session broke, another may be to a server that is none any more.
+
+        A step without a query would seem to work again, so this raises what keeps it from that.
+        """
+        with suppress(Exception):  # Django drops it whatever that raises
+            connections[self._alias].close()
+        connections[self._alias].ensure_connection()
+        self._connected_at = monotonic()
 
     def _handle_error(self, error: Exception) -> float:
         """Log at a limited rate, reset the connection, return the back-off in seconds."""
+        dialect = dialect_of(connections[self._alias])
+        if dialect.is_conflict(error) and self._conflicts < CONFLICTS:
+            self._conflicts += 1
+            logger.debug("%s beaten error=%s", self.name, first_line(error))
+            return random.uniform(0.0, CONFLICT_PAUSE)
         self._errors += 1
         self._error = type(error).__name__  # its text may reveal more than a probe should show
         if isinstance(error, DatabaseError):
             with suppress(Exception):  # Django drops it whatever that raises
                 connections[self._alias].close()
-            self._on_database_error()
+            if not dialect.is_lock_wait(error):
+                self._sessions.report_broken()
         first, most = BACKOFF
         most = min(most, current().LEASE / 6)  # no longer, because the heartbeat must renew leases
         pause: float = min(first * 2 ** min(self._errors - 1, 10), most)
@@ -171,6 +198,39 @@ class Loop:
                 exc_info=None if isinstance(error, DatabaseError) else error,
             )
         return pause * random.uniform(0.8, 1.2)
+
+
+class DoorbellListener:
+    """Requests a poll at each notification, and again when quiet writers may notify again."""
+
+    def __init__(
+        self, ear: Ear, *, interval: float, wakeup: Wakeup, sessions: BrokenSessions
+    ) -> None:
+        self._ear, self._sessions = ear, sessions
+        self._quiet = (interval + COMMIT_MARGIN, MAX_INTERVALS * interval + COMMIT_MARGIN)
+        self._wakeup = wakeup
+        self._open, self._opened_at = False, 0.0  # monotonic
+
+    def step(self) -> Generator[Any, Any, float]:
+        """Wait for a notification; listen anew after a session of the worker broke."""
+        try:
+            if not self._open or self._sessions.broke_at > self._opened_at:
+                self._opened_at = monotonic()
+                yield lambda _: self._ear.listen()
+                self._open = True
+                self._wakeup.poll()  # finds what was announced before
+            if (yield lambda _: self._ear.wait(WAIT_TIMEOUT)):
+                self._wakeup.poll_again(self._quiet)
+                self._wakeup.poll()
+            self._wakeup.trust_doorbell(self._ear.sure)
+        except BaseException:
+            self._open = False
+            self._wakeup.trust_doorbell(False)
+            raise
+        return 0.0
+
+    def close(self) -> Generator[Any, Any, None]:
+        yield lambda _: self._ear.close()
 
 
 def thread_name(alias: str, queue: str, role: str) -> str:

@@ -27,8 +27,7 @@ from .engine import Engine, new_owner, served
 from .event_loop import EventLoop
 from .executor import Executor
 from .gate import Gate
-from .polling import DoorbellListener
-from .threads import Health, Loop, reasons
+from .threads import DoorbellListener, Health, Loop, reasons
 
 logger = logging.getLogger("django_outbox")
 
@@ -112,7 +111,10 @@ class Worker:
         self._delivering.append(self._claimer_loop)
         if (ear := doorbell.ear(self.alias)) is not None:
             listener = DoorbellListener(
-                ear, interval=settings.DOORBELL_INTERVAL, wakeup=engine.wakeup
+                ear,
+                interval=settings.DOORBELL_INTERVAL,
+                wakeup=engine.wakeup,
+                sessions=engine.sessions,
             )
             self._side_loops.append(loop("doorbell", listener.step, close=listener.close))
         self._parts: list[Part] = [self._late_loops[0], *self._delivering, *self._side_loops[::-1]]
@@ -135,7 +137,7 @@ class Worker:
             f"outbox-{self.alias}-{name}",
             step,
             alias=self.alias,
-            on_database_error=self._engine.sessions.report_broken,
+            sessions=self._engine.sessions,
             **given,
         )
 

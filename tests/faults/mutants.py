@@ -607,6 +607,20 @@ MUTANTS = (
         scenario="relays_redis",
         edits=[("worker/pauses.py", "trial.succeeded = True", "trial.succeeded = False")],
     ),
+    Mutant(
+        name="claims that do not wait for other nodes",
+        without="a worker sees what other nodes of a cluster have committed",
+        database="galera",
+        scenario="galera",
+        edits=[("sql/mysql_server.py", "wsrep_sync_wait = 7", "wsrep_sync_wait = 0")],
+    ),
+    Mutant(
+        name="listeners that do not wait for other nodes",
+        without="an atomic listener finds its own lease, whichever node it is connected to",
+        database="galera",
+        scenario="galera",
+        edits=[("worker/connection_cleanup.py", "        begin_session(connection)\n", "")],
+    ),
 )
 
 

@@ -3,6 +3,7 @@
 from tests.faults.scenarios import (
     batches,
     business,
+    clusters,
     crashes,
     endurance,
     hangs,
@@ -21,6 +22,7 @@ __all__ = [
     "SCENARIOS",
     "batches",
     "business",
+    "clusters",
     "crashes",
     "endurance",
     "hangs",
