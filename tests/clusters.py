@@ -93,7 +93,9 @@ class Pair:
         self._data[node].mkdir(mode=0o700)
         shutil.copystat(source, self._data[node])
         shutil.chown(self._data[node], source.owner())
-        self._pg("pg_basebackup", *place, "-D", self._data[node], "-R", "-X", "stream", "-c", "fast")
+        self._pg(
+            "pg_basebackup", *place, "-D", self._data[node], "-R", "-X", "stream", "-c", "fast"
+        )
         self._run(node)
         self._sql(self.primary, "ALTER SYSTEM SET synchronous_standby_names = '*'")
         self._sql(self.primary, "SELECT pg_reload_conf()")
@@ -210,6 +212,10 @@ class Galera(Nodes):
         return GaleraNode(directory, number, self._addresses)
 
 
+RIGHTS = "REPLICATION SLAVE, BACKUP_ADMIN, GROUP_REPLICATION_STREAM, CONNECTION_ADMIN"
+CHANNEL = "FOR CHANNEL 'group_replication_recovery'"
+
+
 class GroupNode(servers.MySQL):
     def __init__(self, directory: Path, number: int, addresses: list[int]) -> None:
         place = directory / f"node-{number}"
@@ -249,11 +255,9 @@ class GroupNode(servers.MySQL):
             found += [
                 "SET sql_log_bin = 0",
                 "CREATE USER rpl@'%' IDENTIFIED BY 'r'",
-                "GRANT REPLICATION SLAVE, BACKUP_ADMIN, GROUP_REPLICATION_STREAM, CONNECTION_ADMIN"
-                " ON *.* TO rpl@'%'",
+                f"GRANT {RIGHTS} ON *.* TO rpl@'%'",
                 "SET sql_log_bin = 1",
-                "CHANGE REPLICATION SOURCE TO SOURCE_USER = 'rpl', SOURCE_PASSWORD = 'r'"
-                " FOR CHANNEL 'group_replication_recovery'",
+                f"CHANGE REPLICATION SOURCE TO SOURCE_USER = 'rpl', SOURCE_PASSWORD = 'r' {CHANNEL}",
             ]
         boot = "SET GLOBAL group_replication_bootstrap_group = "
         start = ["START GROUP_REPLICATION"]

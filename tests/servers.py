@@ -101,9 +101,7 @@ class Postgres:
     def tools(self, program: str, *arguments: str) -> None:
         """Run one of the server's programs, as the user that the server has."""
         server = self._server
-        self._module.pgexec(
-            program, arguments, bin_path=server.bin_path, user=server.system_user
-        )
+        self._module.pgexec(program, arguments, bin_path=server.bin_path, user=server.system_user)
 
     def start(self) -> None:
         self._server.ensure_postgres_running()
@@ -167,7 +165,7 @@ class MySQLFamily(ABC):
 
     @property
     def port(self) -> int:
-        return int(self._place["port"])  # type: ignore[call-overload]
+        return int(str(self._place["port"]))
 
     def launch(self, *more: str) -> None:
         """Start the server without waiting for it."""

@@ -32,13 +32,17 @@ class Answering:
     def __init__(self, vendor: str, name: str, version_text: str, version: tuple[int, ...]) -> None:
         self.alias, self.vendor, self.display_name = "default", vendor, name
         self._version_text, self._version = version_text, version
+        self.variables = list[tuple[str, str]]()
         self.Database: Any = SimpleNamespace(__name__="psycopg", __version__="3.2.0")
 
     @contextmanager
     def cursor(self) -> Any:
+        asks = list[str]()
         yield SimpleNamespace(
-            execute=lambda sql, params: None if sql == "SELECT VERSION()" else pytest.fail(sql),
-            fetchall=lambda: [(self._version_text,)],
+            execute=lambda sql, params: asks.append(sql),
+            fetchall=lambda: (
+                [(self._version_text,)] if asks[-1] == "SELECT VERSION()" else self.variables
+            ),
         )
 
     def get_database_version(self) -> tuple[int, ...]:
@@ -97,6 +101,28 @@ def test_193_268_unknown_incompatible_and_old_servers_are_reported(
         old = OLD.format(f"{name} {version_text}", says)
         assert {"E028": PROTOCOL.format(says, name), "W025": old}.get(found, says) in each.msg
         assert (each.is_serious(), bool(each.hint)) == (found[0] == "E", True)
+
+
+@cases(
+    ("variables", "says"),
+    [
+        ([("wsrep_on", "ON")], "Galera"),
+        ([("wsrep_on", "OFF")], ""),
+        ([("group_replication_single_primary_mode", "OFF")], "Group Replication"),
+        ([("group_replication_single_primary_mode", "ON")], ""),
+        ([], ""),
+    ],
+    ids=str,
+)
+def test_a_cluster_whose_nodes_all_take_writes_is_warned_of(
+    variables: list[tuple[str, str]], says: str
+) -> None:
+    server = Answering("mysql", "MySQL", "8.4.3", (8, 4, 3))
+    server.variables = variables
+    with pytest.MonkeyPatch.context() as patch:
+        messages = asked(patch, server)
+    assert [each.id for each in messages] == ["django_outbox.W061"] * bool(says)
+    assert all(f"is a {says} cluster" in each.msg and each.hint for each in messages)
 
 
 @pytest.mark.parametrize(

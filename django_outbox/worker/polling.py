@@ -7,6 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Collection, Sequence
 from math import inf
+
 from ..clocks import monotonic
 from ..sql.values import Found
 

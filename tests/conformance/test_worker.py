@@ -16,6 +16,7 @@ from django.utils import timezone, translation
 import django_outbox as outbox
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent
+from django_outbox.worker.threads import Loop
 from tests.sessions import terminate_other_sessions
 from tests.surroundings import gated
 from tests.table import PLACED, elsewhere, in_thread, listening, row, sessions, write
@@ -105,6 +106,34 @@ def test_a_session_that_ends_in_a_listener_is_told_to_all_threads() -> None:
             (event_id,) = write()
             wait_until(lambda event_id=event_id: row(event_id).status == Status.DONE)
             assert worker._engine.sessions.broke_at > 0
+
+
+CONFLICT = {  # as two nodes of a cluster that wrote the same rows
+    "postgresql": "DO $$ BEGIN RAISE EXCEPTION 'beaten' USING ERRCODE = '40001'; END $$",
+    "mysql": "SIGNAL SQLSTATE '40001' SET MYSQL_ERRNO = 1213, MESSAGE_TEXT = 'beaten'",
+}
+
+
+@NO_SERVER
+@pytest.mark.parametrize(("times", "levels"), [(10, set()), (11, {"ERROR", "WARNING"})])
+def test_a_step_that_another_node_has_beaten_is_no_error(
+    caplog: pytest.LogCaptureFixture, times: int, levels: set[str]
+) -> None:
+    left, pauses = [None] * times, list[float]()
+
+    def step() -> float:
+        if left:
+            left.pop()
+            connection.cursor().execute(CONFLICT[connection.vendor])
+        return 0.0
+
+    loop = Loop("outbox-default-claimer", step, alias="default")
+    while left:
+        pauses.append(loop._run_step())
+    loop._run_step()
+    assert {each.levelname for each in caplog.records if each.levelname != "DEBUG"} == levels
+    assert max(pauses[:10]) < 0.1
+    assert loop.unready_reason(60.0) is None
 
 
 FULL = {

@@ -39,7 +39,9 @@ def move(rig: Rig, leave: object, kind: str) -> None:
     rig.start_workers(rig.pick(ci=2, full=3))
     moves = rig.pick(ci=2, full=20)
     events = rig.pick(ci=800, full=100_000)
-    rig.start_writers(2, events=events, rate=events / moves / rig.pick(ci=6, full=9), keys=50, **MIX)
+    rig.start_writers(
+        2, events=events, rate=events / moves / rig.pick(ci=6, full=9), keys=50, **MIX
+    )
     rig.wait_until_they_run()
     for _ in rig.schedule(moves, rig.pick(ci=(0.5, 1.5), full=(1.0, 3.0))):
         with rig.fault(kind):
@@ -75,7 +77,9 @@ def lose_nodes(rig: Rig) -> None:
     rig.start_workers(3)
     kills = rig.pick(ci=1, full=10)
     events = rig.pick(ci=600, full=100_000)
-    rig.start_writers(3, events=events, rate=events / kills / rig.pick(ci=10, full=40), keys=50, **MIX)
+    rig.start_writers(
+        3, events=events, rate=events / kills / rig.pick(ci=10, full=40), keys=50, **MIX
+    )
     rig.wait_until_they_run()
     for _ in rig.schedule(kills, rig.pick(ci=(2.0, 3.0), full=(5.0, 10.0))):
         number = rig.luck.choice([1, 2])
