@@ -213,7 +213,7 @@ class Galera(Nodes):
 
 
 RIGHTS = "REPLICATION SLAVE, BACKUP_ADMIN, GROUP_REPLICATION_STREAM, CONNECTION_ADMIN"
-CHANNEL = "FOR CHANNEL 'group_replication_recovery'"
+SOURCE = "SOURCE_USER = 'rpl', SOURCE_PASSWORD = 'r' FOR CHANNEL 'group_replication_recovery'"
 
 
 class GroupNode(servers.MySQL):
@@ -257,7 +257,7 @@ class GroupNode(servers.MySQL):
                 "CREATE USER rpl@'%' IDENTIFIED BY 'r'",
                 f"GRANT {RIGHTS} ON *.* TO rpl@'%'",
                 "SET sql_log_bin = 1",
-                f"CHANGE REPLICATION SOURCE TO SOURCE_USER = 'rpl', SOURCE_PASSWORD = 'r' {CHANNEL}",
+                f"CHANGE REPLICATION SOURCE TO {SOURCE}",
             ]
         boot = "SET GLOBAL group_replication_bootstrap_group = "
         start = ["START GROUP_REPLICATION"]

@@ -78,7 +78,7 @@ def _cluster(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
             "writes. Of two transactions that write events of one key on two nodes, the later "
             'fails with error 1213 ("Deadlock found") or 3101. Workers are prepared for that, but '
             "your own code has to repeat such a transaction.",
-            hint="Repeat such transactions, or send all writes to one node; then silence this check.",
+            hint="Repeat such transactions, or write on one node only; then silence this check.",
             id="django_outbox.W061",
         )
 

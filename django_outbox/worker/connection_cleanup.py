@@ -24,7 +24,7 @@ class BrokenSessions:
     """When a database session of a worker broke: if one is gone, others often are, too.
 
     The server may have moved, or take no writes any more, to which a session is blind that only
-    reads. So whoever finds a broken one reports it, and all connect anew before they go on.
+    reads. So a thread that finds a broken one reports it, and all connect anew before they go on.
     """
 
     def __init__(self) -> None:
