@@ -10,6 +10,12 @@ from typing import Any
 Line = dict[str, Any]
 
 DATABASES = {"postgres": "PostgreSQL", "mariadb": "MariaDB", "mysql": "MySQL", "sqlite": "SQLite"}
+CLUSTERS = {
+    "pair": "PostgreSQL with a standby",
+    "galera": "MariaDB Galera",
+    "group": "MySQL Group Replication",
+}
+NAMES = DATABASES | CLUSTERS
 COUNTED = {
     "lost": "lost",
     "ghosts": "ghosts",

@@ -17,8 +17,10 @@ from pathlib import Path
 import django
 
 from tests.faults.kept import (
+    CLUSTERS,
     COUNTED,
     DATABASES,
+    NAMES,
     SOAKS,
     WITH_FAULTS,
     Line,
@@ -35,7 +37,8 @@ from tests.faults.mutants import MUTANTS
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "explanation" / "reliability.md"
 KEPT = PAGE.with_suffix(".jsonl")
-PAGES = (PAGE, ROOT / "docs" / "index.md", ROOT / "README.md")
+CLUSTER = ROOT / "docs" / "how-to" / "run-on-a-cluster.md"
+PAGES = (PAGE, ROOT / "docs" / "index.md", CLUSTER, ROOT / "README.md")
 BLOCK = re.compile(r"(<!-- faults: (\w+) -->\n).*?(<!-- end of faults -->)", re.DOTALL)
 FAULTS = {
     "pause": "SIGSTOP",
@@ -180,7 +183,7 @@ def broken(lines: Sequence[Line]) -> str:
 def small(lines: Sequence[Line]) -> str:
     """Which scenarios have no run at full size, by database; the others if those are fewer."""
     said = []
-    for database, title in DATABASES.items():
+    for database, title in NAMES.items():
         found = {
             scenario: line["size"]
             for (scenario, db), line in largest(lines).items()
@@ -196,6 +199,24 @@ def small(lines: Sequence[Line]) -> str:
     return "".join(said)
 
 
+def clusters(lines: Sequence[Line]) -> str:
+    """What was done to clusters, and what became of the events."""
+    rows = [
+        [
+            f"{NAMES[line['db']]}: {line['title'][0].lower()}{line['title'][1:]}",
+            f"{struck(line)}",
+            f"{line['events']:,}",
+            f"{line['repeats']:,}",
+            wrong_of([line]) if line["violations"] else "0",
+            f"{line['figures'][0]['value']:.1f} s",
+        ]
+        for line in largest(lines).values()
+        if line["db"] in CLUSTERS
+    ]
+    wrong = "lost, out of order, repeated without a cause"
+    return table(["", "times", "events", "repeats", wrong, "longest until a delivery"], rows)
+
+
 def noticed(lines: Sequence[Line]) -> str:
     """How many modified workers the harness has told from the real one."""
     made = {line["mutant"]: line["caught"] for line in lines if "mutant" in line}
@@ -205,7 +226,12 @@ def noticed(lines: Sequence[Line]) -> str:
 
 
 BLOCKS: dict[str, Callable[[Sequence[Line]], str]] = {
+<<<<<<< HEAD
     each.__name__: each for each in (shortlist, promises, outcome, broken, small, noticed)
+=======
+    each.__name__: each
+    for each in (shortlist, promises, outcome, broken, small, clusters, noticed, scenarios)
+>>>>>>> 486b870f (Say how to run on a cluster, and what was tried there)
 }
 
 
@@ -224,7 +250,7 @@ def size_of(found: Sequence[Line]) -> str:
 def missed_by(found: Sequence[Line]) -> str:
     """Name the runs that missed a target, which need not be one of the ``COUNTED``."""
     those = [
-        f"{line['scenario']} on {DATABASES[line['db']]}" for line in found if not line["holds"]
+        f"{line['scenario']} on {NAMES[line['db']]}" for line in found if not line["holds"]
     ]
     count = f"{len(those)} of {len(found)} runs"
     return f"**{count} missed a target: {', '.join(those)}.**" * bool(those)

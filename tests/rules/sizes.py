@@ -22,8 +22,8 @@ CODE_LINES = {
     "django_outbox/sql": 2_015,
 }
 MODULES = 199  # of the package, migrations among them
-TEST_LINES = 72_026  # of all Python files below tests, comments and blank lines among them
-PAGES, WORDS = 48, 75_169  # below docs
+TEST_LINES = 72_626  # of all Python files below tests, comments and blank lines among them
+PAGES, WORDS = 48, 76_016  # below docs
 NO_CODE = {
     tokenize.COMMENT,
     tokenize.NL,

@@ -73,7 +73,6 @@ def lose_nodes(rig: Rig) -> None:
     rig.outbox["LEASE"] = 30.0  # longer than the others need to see that a node has gone
     rig.environment["FAULTS_POOLED"] = json.dumps(nodes.way)
     found = {each.id for each in run_checks(databases=["default"])}
-    rig.measure("checks that tell of the cluster", len(found & {"django_outbox.W061"}), least=1)
     rig.start_workers(3)
     kills = rig.pick(ci=1, full=10)
     events = rig.pick(ci=600, full=100_000)
@@ -90,6 +89,7 @@ def lose_nodes(rig: Rig) -> None:
     rig.wait_for_writers()
     rig.settle_down()
     rig.measure("from a kill to a delivery, s", max(rig.back), most=15, timed=True)
+    rig.measure("checks that tell of the cluster", len(found & {"django_outbox.W061"}), least=1)
     beaten = [
         line
         for line in rig.logged(" ERROR ") + rig.logged(" WARNING ")
