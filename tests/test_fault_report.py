@@ -80,7 +80,7 @@ def test_every_fault_of_the_sum_is_in_one_row_of_the_table_of_faults() -> None:
     )
 
 
-@pytest.mark.parametrize("page", report.PAGES, ids=["page", "index", "readme"])
+@pytest.mark.parametrize("page", report.PAGES, ids=["page", "index", "cluster", "readme"])
 def test_the_published_figures_are_those_that_were_kept(page: Any) -> None:
     text, lines = page.read_text(), kept.read(report.KEPT)
     assert report.BLOCK.search(text)

@@ -249,9 +249,7 @@ def size_of(found: Sequence[Line]) -> str:
 
 def missed_by(found: Sequence[Line]) -> str:
     """Name the runs that missed a target, which need not be one of the ``COUNTED``."""
-    those = [
-        f"{line['scenario']} on {NAMES[line['db']]}" for line in found if not line["holds"]
-    ]
+    those = [f"{line['scenario']} on {NAMES[line['db']]}" for line in found if not line["holds"]]
     count = f"{len(those)} of {len(found)} runs"
     return f"**{count} missed a target: {', '.join(those)}.**" * bool(those)
 

@@ -24,7 +24,16 @@ ELSEWHERE = {
     *("backlog_by_type", "backlogs", "count_dead", "dead_causes"),
     *("estimated_rows", "failing_isolation", "queue_backlogs", "unstorable", "variables"),
     *("version_text", "weak_charset", "time_limit", "insert", "settle_all"),
-    *("guard_engine", "is_lock_wait", "is_missing_table", "prepare_engine", "read_committed"),
+    *(
+        "begin_session",
+        "cluster",
+        "guard_engine",
+        "is_conflict",
+        "is_lock_wait",
+        "is_missing_table",
+        "prepare_engine",
+        "read_committed",
+    ),
 }
 
 
