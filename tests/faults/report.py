@@ -226,12 +226,7 @@ def noticed(lines: Sequence[Line]) -> str:
 
 
 BLOCKS: dict[str, Callable[[Sequence[Line]], str]] = {
-<<<<<<< HEAD
-    each.__name__: each for each in (shortlist, promises, outcome, broken, small, noticed)
-=======
-    each.__name__: each
-    for each in (shortlist, promises, outcome, broken, small, clusters, noticed, scenarios)
->>>>>>> 486b870f (Say how to run on a cluster, and what was tried there)
+    each.__name__: each for each in (shortlist, promises, outcome, broken, small, clusters, noticed)
 }
 
 

@@ -19,11 +19,11 @@ CODE_LINES = {
     "django_outbox": 22_725,
     "django_outbox/admin": 2_285,
     "django_outbox/relays": 2_284,
-    "django_outbox/sql": 2_015,
+    "django_outbox/sql": 2_032,
 }
 MODULES = 199  # of the package, migrations among them
-TEST_LINES = 72_626  # of all Python files below tests, comments and blank lines among them
-PAGES, WORDS = 48, 76_016  # below docs
+TEST_LINES = 72_628  # of all Python files below tests, comments and blank lines among them
+PAGES, WORDS = 49, 76_016  # below docs
 NO_CODE = {
     tokenize.COMMENT,
     tokenize.NL,
