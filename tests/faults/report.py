@@ -207,7 +207,7 @@ def clusters(lines: Sequence[Line]) -> str:
             f"{struck(line)}",
             f"{line['events']:,}",
             f"{line['repeats']:,}",
-            wrong_of([line]) if line["violations"] else "0",
+            f"{sum(line[name] for name in COUNTED):,}",
             f"{line['figures'][0]['value']:.1f} s",
         ]
         for line in largest(lines).values()
