@@ -274,7 +274,7 @@ CHAPTERS: dict[str, list[Entry]] = {
     ],
     "status": [
         called(
-            "django_outbox.inspection.status:status",
+            "django_outbox.inspection.overview:status",
             example=STATUS_EXAMPLE,
             see="[the keys of the report](commands.md#outbox_status)",
         )

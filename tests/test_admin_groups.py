@@ -137,7 +137,7 @@ def test_a_page_is_bounded_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(error_groups, "MAX_CAUSES", 3)
     page = body(client, reverse(GROUPS))
     assert len(rows_of(page)) == 3
-    assert "There are 5 further causes." in page
+    assert "Further causes: 5." in page
     assert "and 4 more types" in rows_of(page)[0]
     assert rows_of(page)[0].startswith("16<")
 

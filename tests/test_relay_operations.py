@@ -192,10 +192,10 @@ def test_a_broker_that_does_not_answer_is_not_awaited_for_ever(settings: Any) ->
     settings.OUTBOX = {"RELAYS": {"orders": {**ORDERS, "BACKEND": f"{__name__}.Silent"}}}
     Silent.gate.clear()
     try:
-        said = fails("--relays", "--check", "--timeout", "0.2")
+        said = fails("--relays", "--check", "--timeout", "1")
     finally:
         Silent.gate.set()
-    assert said == (1, "orders: no answer within 0.2 s")
+    assert said == (1, "orders: no answer within 1 s")
 
 
 # -- the dashboard ---------------------------------------------------------------------------------
@@ -204,20 +204,18 @@ def test_a_broker_that_does_not_answer_is_not_awaited_for_ever(settings: Any) ->
 def test_the_dashboard_shows_where_relays_send_to(admin_client: Client) -> None:
     insert(2, event_type="order.placed", due=-90, queue="relay.orders")
     text = part(body(admin_client), "queues")
-    assert "relay.orders → {event_type} (InMemory) 2 1 min" in text
-    assert "relay.hooks → https://***@example.org/{event_type}?*** (InMemory) 0" in text
+    assert "relay.orders → {event_type} (InMemory), no live worker serves it 2 1 min" in text
+    assert "relay.hooks → https://***@example.org/{event_type}?*** (InMemory), no" in text
     assert "hunter2" not in body(admin_client)
 
 
 def test_the_dashboard_tells_since_when_a_broker_is_away_and_why(admin_client: Client) -> None:
     breaker()
     OutboxPause.objects.pause("queue", "relay.hooks")
-    text = part(body(admin_client), "paused")
-    assert "no answer from kafka:9092" in text
-    assert part(body(admin_client), "queues").endswith("paused")
-    assert re.search(
-        r'<section class="[^"]*outbox-wrong[^"]*" id="outbox-queues"', body(admin_client)
-    )
+    text = body(admin_client)
+    assert "no answer from kafka:9092" in part(text, "held")
+    assert part(text, "queues").count("paused") == 2
+    assert re.search(r"The broker of relay orders is away since \d\d:\d\d: no answer from", text)
 
 
 def test_markup_in_a_relay_is_escaped(admin_client: Client, settings: Any) -> None:

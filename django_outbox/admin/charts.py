@@ -10,7 +10,7 @@ from typing import Any, Final
 from django.utils.timezone import localtime
 from django.utils.translation import gettext as _
 
-from .display import duration
+from ..inspection.sentences import number
 
 COMPLETE_AFTER: Final = 12.0  # seconds until all workers have written the numbers of a past minute
 MINUTES: Final = 60  # points of a chart
@@ -71,29 +71,14 @@ def _lines(rows: Sequence[Row | None], labels: dict[str, str]) -> list[Series]:
 def _path(values: Values, top: int) -> str:
     """Return the path of a line: a gap for a missing value, a dash for an isolated value."""
     step, parts, is_pen_down = WIDTH / (len(values) - 1), [], False
-    for number, value in enumerate(values):
+    for place, value in enumerate(values):
         if value is not None:
             y = HEIGHT - 1 - (HEIGHT - 2) * value / max(top, 1)
-            parts.append(f"{'L' if is_pen_down else 'M'}{number * step:.2f},{y:.2f}")
+            parts.append(f"{'L' if is_pen_down else 'M'}{place * step:.2f},{y:.2f}")
             parts += [] if is_pen_down else ["h0.5"]
         is_pen_down = value is not None
     return "".join(parts)
 
 
 def _rate(value: int | None) -> str:
-    return "–" if value is None else _("%s/min") % value
-
-
-def format_seconds(seconds: float | None) -> str:
-    """Return seconds as a readable duration: ``4 ms``, ``1.2 s``, ``3 min``."""
-    if seconds is None:
-        return ""
-    if seconds >= 60:
-        return duration(seconds)
-    if seconds >= 1:
-        return _("%s s") % _digits(seconds)
-    return _("%s ms") % _digits(seconds * 1000) if seconds else _("0 s")
-
-
-def _digits(value: float) -> str:
-    return f"{value:.0f}" if value >= 10 else f"{value:.2g}"
+    return "–" if value is None else _("%s/min") % number(value)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from django.core.exceptions import PermissionDenied
-from django.db import router
+from django.db import connections, router
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path
@@ -17,17 +18,21 @@ from django.utils.translation import gettext as _
 from django.views.decorators.http import require_safe
 
 from ..clocks import monotonic
-from ..inspection.causes import Causes
+from ..conf import current
+from ..inspection import in_thread
 from ..inspection.overview import Overview, load_overview
+from ..inspection.problems import Problem, find_problems
+from ..inspection.sentences import number, precise, sentence
 from ..models import OutboxEvent, OutboxPause
-from .charts import charts
-from .dashboard_problems import problems, tiles
+from . import dashboard_links as links
+from . import display, redaction
+from .charts import Chart, charts
 from .dashboard_tables import Permissions, sections
 from .read_only import ReadOnlyAdmin, may
 
 FOLDER: Final = "admin/django_outbox/dashboard/"  # of the templates
 MAX_AGE: Final = 5.0  # seconds
-MAX_STALE: Final = 60.0  # seconds; age of what is shown while another thread reads
+MAX_STALE: Final = 10.0  # seconds; age of what is shown while another thread reads
 MAX_CAUSES_AGE: Final = 30.0  # seconds; to group many dead events takes long
 
 
@@ -59,7 +64,7 @@ class DashboardAdmin(ReadOnlyAdmin):
     def dashboard_view(self, request: HttpRequest) -> HttpResponse:
         context = {
             **self.admin_site.each_context(request),
-            "title": _("Outbox dashboard"),
+            "title": _("Outbox: now"),
             "opts": self.opts,
             "media": self.media,
             **_context(fresh_snapshot(), _permissions(request)),
@@ -80,18 +85,85 @@ def _permissions(request: HttpRequest) -> Permissions:
 
 def _context(snapshot: Snapshot, permissions: Permissions) -> dict[str, Any]:
     overview = snapshot.overview
-    found, now, drawn = problems(overview), overview.now, charts(overview.points, overview.now)
-    tables = sections(overview, found, permissions)
+    problems, now = find_problems(overview), overview.now
+    drawn = charts(overview.points, now)
     return {
         "now_iso": now.isoformat(),
         "clock": f"{localtime(now):%Y-%m-%d %H:%M:%S %Z}",
-        "problems": found,
-        "is_bad": any(each.is_bad for each in found),
+        "steps": first_steps(overview),
+        "problems": verdict(overview, problems),
+        "is_bad": any(each.is_bad for each in problems),
         "tiles": tiles(overview, drawn),
-        "urgent": [each for each in tables if each.name == "dead"],
-        "others": [each for each in tables if each.name != "dead"],
+        "tables": sections(overview, problems, permissions),
         "charts": drawn,
     }
+
+
+# --- the verdict and the headline -----------------------------------------------------------------
+
+
+def verdict(overview: Overview, problems: Sequence[Problem]) -> list[tuple[str, str, bool]]:
+    """Return a sentence for each problem, where it leads to, and whether it is bad."""
+    return [
+        (redaction.hide_in_text(sentence(each, overview.now)), _url(each), each.is_bad)
+        for each in problems
+    ]
+
+
+def _url(problem: Problem) -> str:
+    """Return the page that cures a problem, or the table that shows it."""
+    kind, id_ = problem.kind, problem.id or ""
+    if kind in ("poison", "held_by_dead"):
+        return links.event_url(id_)
+    if kind.startswith("held_by_"):
+        return links.resume_url(id_)
+    if kind in ("dead", "dying"):
+        return links.cause_url(id_)
+    if kind == "blocked":
+        return links.blocked_url()
+    if kind == "stalled":
+        return links.events_url(state="retrying")
+    tables = {
+        "late": "queues",
+        "unserved": "queues",
+        "failing": "listeners",
+        "unrouted": "listeners",
+    }
+    return f"#outbox-{tables.get(kind, 'workers')}"
+
+
+def tiles(overview: Overview, charts: Sequence[Chart]) -> list[tuple[str, str, bool]]:
+    """Return the headline numbers: title, value, and whether the value needs attention."""
+    alive, lost = overview.alive, len(overview.missing)
+    due, held = (sum(getattr(each, name) for each in overview.queues) for name in ("due", "held"))
+    running = _("%(alive)d of %(all)d") % {"alive": alive, "all": alive + lost}
+    blocked, dead = overview.blocked_count, overview.causes.total
+    return [
+        (_("workers"), running if lost else str(alive), not alive or bool(lost)),
+        (_("due now"), number(due), False),
+        (_("late by"), precise(overview.lag), overview.lag > display.LATE_AFTER),
+        (_("held"), number(held), False),
+        (_("delivered"), charts[0].series[0].latest, False),
+        (_("blocked keys"), number(blocked), bool(blocked)),
+        (_("dead deliveries"), number(dead), bool(dead)),
+    ]
+
+
+# --- a new installation ---------------------------------------------------------------------------
+
+
+def first_steps(overview: Overview) -> list[tuple[str, str]]:
+    """Return what to do where nothing was ever written: each step and its code; else nothing."""
+    if not overview.is_new:
+        return []
+    listener = '@outbox.listener("order.placed")\ndef reserve_stock(event):\n    ...'
+    write = 'with transaction.atomic():\n    outbox.write("order.placed", {"order": 17})'
+    steps: list[tuple[str, str]] = [
+        (_("Register a listener, in a module listeners.py of an app:"), listener),
+        (_("Start a worker:"), "python manage.py outbox_worker"),
+        (_("Write an event in the transaction that changes your data:"), write),
+    ]
+    return steps[2:] if current().MODE == "writer_only" else steps
 
 
 # --- what is read once for all who refresh the page ----------------------------------------------
@@ -118,33 +190,40 @@ _lock = threading.Lock()  # held by the thread that reads for the others
 
 def fresh_snapshot() -> Snapshot:
     """Read the data now, and keep it for the next refresh."""
-    return _read(causes=None, causes_read_at=monotonic())
+    return _read(router.db_for_write(OutboxEvent))
 
 
 def recent_snapshot() -> Snapshot:
-    """Return data that is at most ``MAX_AGE`` old, or older while another thread reads."""
+    """Return data that is at most ``MAX_STALE`` old.
+
+    If it is older than ``MAX_AGE``, a thread reads it anew meanwhile: a refresh does not wait.
+    """
     alias = router.db_for_write(OutboxEvent)
     known = _latest.get(alias)
-    if known is not None and known.is_younger(MAX_AGE):
-        return known
-    can_wait = known is None or not known.is_younger(MAX_STALE)
-    if not _lock.acquire(blocking=can_wait):
-        assert known is not None
-        return known
+    if known is None or not known.is_younger(MAX_STALE):
+        with _lock:
+            known = _latest.get(alias)
+            return known if known and known.is_younger(MAX_AGE) else _read(alias, known)
+    if not known.is_younger(MAX_AGE) and _lock.acquire(blocking=False):
+        in_thread("outbox-dashboard", partial(_renew, alias, known))
+    return known
+
+
+def _renew(alias: str, known: Snapshot) -> None:
     try:
-        known = _latest.get(alias)
-        if known is not None and known.is_younger(MAX_AGE):
-            return known
-        if known is None or monotonic() - known.causes_read_at >= MAX_CAUSES_AGE:
-            return fresh_snapshot()
-        return _read(causes=known.overview.causes, causes_read_at=known.causes_read_at)
+        _read(alias, known)
     finally:
         _lock.release()
+        connections.close_all()
 
 
-def _read(*, causes: Causes | None, causes_read_at: float) -> Snapshot:
-    alias = router.db_for_write(OutboxEvent)
-    overview = load_overview(alias, causes=causes)
-    found = Snapshot(overview=overview, read_at=monotonic(), causes_read_at=causes_read_at)
+def _read(alias: str, known: Snapshot | None = None) -> Snapshot:
+    """Read the data; the causes only if the ``known`` ones are old."""
+    started = monotonic()
+    if known is not None and started - known.causes_read_at >= MAX_CAUSES_AGE:
+        known = None
+    overview = load_overview(alias, causes=known.overview.causes if known else None)
+    causes_read_at = known.causes_read_at if known else started
+    found = Snapshot(overview=overview, read_at=started, causes_read_at=causes_read_at)
     _latest[alias] = found
     return found

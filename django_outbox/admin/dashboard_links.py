@@ -36,9 +36,16 @@ def event(event_id: str, event_type: str) -> SafeString:
     return format_html('<a href="{}" title="{}">{}</a>', event_url(event_id), event_id, event_type)
 
 
-def events(event_type: str, **filters: object) -> SafeString:
-    url = events_url(event_type=event_type, **filters)
-    return format_html('<a href="{}">{}</a>', url, event_type)
+def cause_url(digest: str) -> str:
+    return f"{reverse(CAUSES)}#cause-{digest}"
+
+
+def blocked_url() -> str:
+    return f"{reverse(STREAMS)}?state=blocked"
+
+
+def resume_url(pause_id: str) -> str:
+    return reverse(RESUME, args=[quote(pause_id)])
 
 
 def stream(name: str, key: str) -> SafeString:
@@ -56,8 +63,8 @@ def pause(label: str, **names: Any) -> SafeString:
     )
 
 
-def resume(pause_id: int) -> SafeString:
-    url = reverse(RESUME, args=[quote(pause_id)])
+def resume(pause_id: str) -> SafeString:
+    url = resume_url(pause_id)
     return format_html('<a class="button" href="{}">{}</a>', url, _("Resume"))
 
 

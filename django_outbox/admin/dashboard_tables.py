@@ -1,11 +1,10 @@
-"""Tables of the dashboard, built from an ``Overview``."""
+"""Tables of the console, built from an ``Overview``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
@@ -13,32 +12,24 @@ from django.utils.text import Truncator
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from ..conf import current
 from ..inspection.causes import Cause
-from ..inspection.holds import Hold
-from ..inspection.overview import (
-    MAX_BLOCKED_SHOWN,
-    BlockedStream,
-    Overview,
-    TypeBacklog,
-    listeners_of,
-)
-from ..inspection.queues import QueueState
+from ..inspection.holds import DEAD, Hold
+from ..inspection.overview import BlockedStream, Overview
+from ..inspection.problems import Problem
+from ..inspection.queues import P95, ListenerState, QueueState
+from ..inspection.sentences import number, precise
 from ..inspection.workers import Loss, WorkerInfo
 from ..models import OutboxPause
-from ..models.statistics import RUN_COLUMNS, WAIT_COLUMNS, quantile
+from ..models.statistics import quantile
 from . import dashboard_links as links
-from . import display
-from .charts import format_seconds
-from .dashboard_problems import Problem
+from . import display, redaction
 from .error_groups import shown_title
 from .read_only import reverse
 
 MAX_ROWS: Final = 5  # rows of a table
-MAX_TYPES: Final = 10  # event types that are shown
-MAX_NAMED: Final = 2  # event types of a cause, and listeners of an event type
-MAX_MESSAGE: Final = 160  # characters of a cause's message
-MIN_QUEUES: Final = 2  # the only queue is not shown, unless something is wrong
+MAX_LISTENERS: Final = 15  # rows of the table of listeners
+MAX_NAMED: Final = 2  # event types or listeners of a cause
+MAX_MESSAGE: Final = 160  # characters of a message
 
 Permissions = frozenset[str]  # "pause", "resume"
 Cells = Sequence[str]
@@ -68,67 +59,176 @@ class Section:
     def lines(self) -> list[list[tuple[str, tuple[str, bool]]]]:
         return [[*zip(row, self.heads, strict=True)] for row in self.rows]
 
-    def short(self, most: int) -> Section:
+    def short(self, most: int = MAX_ROWS) -> Section:
         """Return the section with at most so many rows, and the number of all of them."""
         if len(self.rows) <= most:
             return self
         return replace(self, rows=self.rows[:most], count=self.count or str(len(self.rows)))
 
 
-def sections(overview: Overview, found: Sequence[Problem], may: Permissions) -> list[Section]:
-    """Return the tables with rows: those that a problem names first, then the others."""
-    bad = {each.section for each in found if each.is_bad}
-    bounded = [
-        _dead(overview, may),
-        _workers(overview, needs_attention="workers" in bad),
-        _suspects(overview),
-        _paused(overview, may),
-        _blocked(overview),
-        _types(overview, needs_attention="types" in bad),
+def sections(
+    overview: Overview, problems: Sequence[Problem], permissions: Permissions
+) -> list[Section]:
+    """Return the tables: those of problems first; but for queues and workers, no empty ones."""
+    bad = {each.kind for each in problems if each.is_bad}
+    every = [
+        _dead(overview, permissions).short(),
+        _queues(overview, permissions, needs_attention=bool(bad & {"late", "unserved"})),
+        _listeners(overview, permissions).short(MAX_LISTENERS),
+        _held(overview, permissions).short(),
+        _workers(overview, needs_attention=bool(bad & {"lost", "no_worker", "rescued"})).short(),
+        _blocked(overview).short(),
     ]
-    every = [*(each.short(MAX_ROWS) for each in bounded), _queues(overview)]
-    named = {each.section for each in found}
-    shown = [each for each in every if each.rows or each.name in named]
+    shown = [each for each in every if each.rows or each.name == "workers"]
     return sorted(shown, key=lambda each: not each.needs_attention)
+
+
+# --- queues and listeners -------------------------------------------------------------------------
+
+
+def _queues(overview: Overview, permissions: Permissions, *, needs_attention: bool) -> Section:
+    times = ["#" + _("wait p95"), "#" + _("run p95"), "#" + _("threads busy"), "#" + _("workers")]
+    counts = ["#" + _("due"), "#" + _("late by"), "#" + _("held")]
+    return Section(
+        name="queues",
+        title=_("Queues and relays"),
+        is_wide=True,
+        columns=[_("queue"), *counts, *times, *[""] * ("pause" in permissions)],
+        rows=[_queue(each, permissions) for each in overview.queues],
+        needs_attention=needs_attention,
+    )
+
+
+def _queue(each: QueueState, permissions: Permissions) -> Cells:
+    """Return what is due in a queue; that of a relay has where it sends to."""
+    relay = each.relay
+    about = [
+        f"→ {relay.shown_to} ({relay.backend_name})" if relay else "",
+        _("no live worker serves it") if each.is_unserved else "",
+        "" if each.is_configured else _('not in OUTBOX["QUEUES"]'),
+        _("paused") if each.holds else "",
+    ]
+    busy, threads = each.threads
+    return (
+        format_html(
+            '{} <span class="outbox-id">{}</span>', each.name, ", ".join(filter(None, about))
+        ),
+        number(each.due),
+        _late(each.oldest_due_age),
+        number(each.held) if each.held else "",
+        _time(each.wait_p95),
+        _time(each.run_p95),
+        _("%(busy)d of %(all)d") % {"busy": busy, "all": threads} if threads else "",
+        str(each.workers),
+        *_pause_button(permissions, "queue", each.name, is_held="queue" in each.holds),
+    )
+
+
+def _listeners(overview: Overview, permissions: Permissions) -> Section:
+    """Return what waits for each listener, and how it did in the last five minutes."""
+    counts = [_("due"), _("late by"), _("held"), _("done/min")]
+    times = [_("wait p95"), _("run p95"), _("threads busy")]
+    return Section(
+        name="listeners",
+        title=_("Listeners"),
+        is_wide=True,
+        columns=[
+            _("listener"),
+            _("queue"),
+            *("#" + each for each in (*counts, *times)),
+            *[""] * ("pause" in permissions),
+        ],
+        rows=[_listener(each, overview, permissions) for each in overview.listeners],
+    )
+
+
+def _listener(each: ListenerState, overview: Overview, permissions: Permissions) -> Cells:
+    unrouted = "" if each not in overview.unrouted else _("no listener here")
+    title = each.listener or (_("with a key") if each.due or each.held else _("all others"))
+    kind = "listener" if each.is_routed else "event_type"
+    return (
+        format_html('{} <span class="outbox-late">{}</span>', title, unrouted),
+        each.queue,
+        number(each.due) if each.due else "",
+        _late(each.oldest_due_age),
+        number(each.held) if each.held else "",
+        number(each.done_per_minute) if each.done_per_minute else "",
+        _time(quantile(each.waits, P95)),
+        _time(quantile(each.runs, P95)),
+        f"{each.threads_busy:.1f}" if each.threads_busy else "",
+        *_pause_button(
+            permissions,
+            kind,
+            each.listener,
+            is_held=any((one.kind, one.name) == (kind, each.listener) for one in overview.holds),
+        ),
+    )
+
+
+def _late(seconds: float | None) -> str | SafeString:
+    if seconds is None:
+        return ""
+    late = "outbox-late" if seconds > display.LATE_AFTER else ""
+    return format_html('<span class="{}">{}</span>', late, display.duration(seconds))
+
+
+def _time(seconds: float | None) -> str:
+    return "" if seconds is None else precise(seconds)
+
+
+def _pause_button(
+    permissions: Permissions, kind: str, name: str, *, is_held: bool = False, reason: str = ""
+) -> list[str | SafeString]:
+    """Return the cell with the button that pauses this, if the user may."""
+    if "pause" not in permissions:
+        return []
+    given = {"kind": kind, "name": name, **({"reason": reason} if reason else {})}
+    return [links.pause(name, **given) if name and not is_held else ""]
 
 
 # --- what needs a person --------------------------------------------------------------------------
 
 
-def _dead(overview: Overview, may: Permissions) -> Section:
-    others = overview.causes.others
-    note = ngettext("%d further cause.", "%d further causes.", others) % others if others else ""
+def _dead(overview: Overview, permissions: Permissions) -> Section:
+    causes = overview.causes
+    others = len(causes.causes) - MAX_ROWS + causes.others
+    note = ngettext("%s further cause.", "%s further causes.", others) % number(others)
     return Section(
         name="dead",
         title=_("Dead events by cause"),
         is_wide=True,
-        columns=[_("cause"), _("event types"), "#" + _("deliveries"), _("last"), ""],
-        rows=[_cause(each, overview.now, may) for each in overview.causes.causes],
-        note=note,
-        needs_attention=bool(overview.causes.total),
+        columns=[
+            _("cause"),
+            _("listeners"),
+            "#" + _("deliveries"),
+            "#" + _("last hour"),
+            _("last"),
+            *[""] * ("pause" in permissions),
+        ],
+        rows=[_cause(each, overview, permissions) for each in causes.causes[:MAX_ROWS]],
+        note=note if others > 0 else "",
+        needs_attention=bool(causes.total),
         all_url=reverse(links.CAUSES),
     )
 
 
-def _cause(cause: Cause, now: datetime, may: Permissions) -> Cells:
+def _cause(cause: Cause, overview: Overview, permissions: Permissions) -> Cells:
     error, message = shown_title(cause)
     link = format_html(
-        '<a href="{}#cause-{}">{}</a> <span class="outbox-message">{}</span>',
-        reverse(links.CAUSES),
-        cause.digest,
+        '<a href="{}">{}</a> <span class="outbox-message">{}</span>',
+        links.cause_url(cause.digest),
         error or "–",
         Truncator(message).chars(MAX_MESSAGE),
     )
-    types = sorted(cause.types, key=lambda each: -cause.types[each])
-    button: SafeString | str = ""
-    if "pause" in may and types:
-        button = links.pause(types[0], kind="event_type", name=types[0], reason=error)
+    names = [each for each, _count in (cause.listeners or cause.types).most_common()]
+    kind = "listener" if cause.listeners else "event_type"
     return (
         link,
-        _named(links.events(each, state="dead") for each in types),
-        str(cause.count),
-        display.since(_("%s ago"), cause.newest, now),
-        button,
+        _named(names),
+        number(cause.count),
+        number(cause.lately) if cause.lately else "",
+        display.since(_("%s ago"), cause.newest, overview.now),
+        *_pause_button(permissions, kind, names[0], reason=error),
     )
 
 
@@ -140,53 +240,59 @@ def _named(texts: Iterable[str], most: int = MAX_NAMED) -> SafeString:
     return format_html("{}{}", named, _("and %d more") % further if further > 0 else "")
 
 
-def _paused(overview: Overview, may: Permissions) -> Section:
-    end = [""] if "resume" in may else []
+def _held(overview: Overview, permissions: Permissions) -> Section:
+    """Return what is held, by whom and until when."""
+    end = [""] if "resume" in permissions else []
+    columns = [_("what"), "#" + _("held"), _("oldest"), _("since"), _("until"), _("by")]
     return Section(
-        name="paused",
-        title=_("Paused"),
-        columns=[_("name"), "#" + _("held"), _("since"), _("until"), _("by"), _("reason"), *end],
-        rows=[_pause(each, overview.now, may) for each in overview.pauses],
-        needs_attention=bool(overview.pauses),
+        name="held",
+        title=_("Held"),
+        is_wide=True,
+        columns=[*columns, _("reason"), *end],
+        rows=[_hold(each, overview, permissions) for each in overview.holds],
+        needs_attention=bool(overview.holds),
         all_url=reverse(links.PAUSES),
     )
 
 
-def _pause(each: Hold, now: datetime, may: Permissions) -> Cells:
-    label = OutboxPause.Kind(each.kind).label
-    name = format_html('<span class="quiet">{}</span> {}', label, each.name)
-    reason = format_html(
-        '<span class="outbox-message">{}</span>', Truncator(each.reason).chars(MAX_MESSAGE)
+def _hold(each: Hold, overview: Overview, permissions: Permissions) -> Cells:
+    is_dead = each.kind == DEAD
+    label = _("dead event") if is_dead else OutboxPause.Kind(each.kind).label
+    reason = Truncator(redaction.hide_in_text(each.reason)).chars(MAX_MESSAGE)
+    end = links.event(each.id, _("Open")) if is_dead else links.resume(each.id)
+    return (
+        format_html('<span class="quiet">{}</span> {}', label, each.name),
+        number(each.count) if each.count else "",
+        display.duration(each.age) if each.count else "",
+        display.since("%s", each.since, overview.now),
+        display.until(each.until, overview.now),
+        each.by,
+        format_html('<span class="outbox-message">{}</span>', reason),
+        *[end] * ("resume" in permissions),
     )
-    since, until = display.since("%s", each.since, now), display.until(each.until, now)
-    end = [links.resume(each.pause_id)] * ("resume" in may)
-    return name, str(each.count or ""), since, until, each.by, reason, *end
 
 
 def _blocked(overview: Overview) -> Section:
-    count = overview.blocked.count
+    count = overview.blocked_count
     return Section(
         name="blocked",
-        title=_("Blocked streams"),
-        columns=[_("key"), _("head"), _("next try"), _("error")],
-        rows=[_stream(each, overview.now) for each in overview.blocked.streams],
+        title=_("Blocked keys"),
+        columns=[_("key"), _("head"), "#" + _("behind it"), _("next try"), _("error")],
+        rows=[_stream(each, overview) for each in overview.blocked],
         needs_attention=bool(count),
-        all_url=f"{reverse(links.STREAMS)}?state=blocked",
-        count=str(count) if count > MAX_BLOCKED_SHOWN else "",
+        all_url=links.blocked_url(),
+        count=number(count) if count > len(overview.blocked) else "",
     )
 
 
-def _stream(each: BlockedStream, now: datetime) -> Cells:
-    automatic = display.since(_("in %s"), each.due_at, now)
+def _stream(each: BlockedStream, overview: Overview) -> Cells:
+    automatic = display.since(_("in %s"), each.due_at, overview.now)
     next_try = _("not automatically") if each.due_at is None else automatic
-    stream = links.stream(each.name, each.key)
+    stream, behind = links.stream(each.name, each.key), number(max(each.backlog - 1, 0))
     if (head := each.head) is None:
-        return stream, "", next_try, ""
+        return stream, "", behind, next_try, ""
     error = display.first_line(head.last_error)
-    return stream, links.event(head.pk, display.delivery(head)), next_try, error
-
-
-# --- workers --------------------------------------------------------------------------------------
+    return stream, links.event(head.pk, display.delivery(head)), behind, next_try, error
 
 
 def _workers(overview: Overview, *, needs_attention: bool) -> Section:
@@ -199,7 +305,7 @@ def _workers(overview: Overview, *, needs_attention: bool) -> Section:
         title=title if lost else _("Workers"),
         columns=[_("process"), _("last heartbeat"), "#" + _("leased"), _("running")],
         rows=[
-            (_process(each), beat, str(each.held), _runs(each, overview.losses))
+            (_process(each), beat, number(each.held), _runs(each, overview.losses))
             for each, beat in _worker_lines(overview)
         ],
         empty=_("No worker is running. Start one: manage.py outbox_worker"),
@@ -240,110 +346,3 @@ def _runs(each: WorkerInfo, found: Sequence[Loss]) -> SafeString:
         for event_type, row_id, seconds in each.running
     )
     return _named(running, most=1)
-
-
-def _suspects(overview: Overview) -> Section:
-    """Return the events that lost workers had leased, those of the most workers first."""
-    found = sorted(overview.losses, key=lambda each: -len(each.workers))
-    return Section(
-        name="suspects",
-        title=_("Events of lost workers"),
-        columns=[_("event"), "#" + _("lost workers"), _("workers")],
-        rows=[_suspect(each) for each in found],
-        needs_attention=bool(overview.suspects),
-    )
-
-
-def _suspect(each: Loss) -> Cells:
-    workers = (f"{links.worker_name(name)} {links.time_of_day(at)}" for name, at in each.workers)
-    event = links.event(each.id, each.event_type)
-    return event, str(len(each.workers)), _named(workers)
-
-
-# --- queues, event types ------------------------------------------------------------------
-
-
-def _queues(overview: Overview) -> Section:
-    """Return the table of queues; it has no rows if ``default`` is the only one and is well."""
-    states, late = overview.queues, bool(overview.unserved_queues)
-    is_shown = len(states) >= MIN_QUEUES or late
-    return Section(
-        name="queues",
-        title=_("Queues and relays"),
-        columns=[_("queue"), "#" + _("due"), _("oldest due"), "#" + _("workers"), _("state")],
-        rows=[_queue(each) for each in states] if is_shown else [],
-        needs_attention=late or any(each.holds for each in states),
-    )
-
-
-def _queue(each: QueueState) -> Cells:
-    """Return what is due in a queue; that of a relay has where it sends to."""
-    relay = next((found for found in current().relays.values() if found.title == each.name), None)
-    sent_to = relay and f"→ {relay.shown_to} ({relay.backend_name})"
-    name = format_html('{} <span class="outbox-id">{}</span>', each.name, sent_to or "")
-    age = "" if each.oldest_due_age is None else display.duration(each.oldest_due_age)
-    states = [
-        _("no live worker serves it") if each.is_unserved else "",
-        "" if each.is_configured else _('not in OUTBOX["QUEUES"]'),
-        _("paused") if each.holds else "",
-        f"{_('held')}: {each.held}" if each.held else "",
-    ]
-    state = format_html_join(", ", "{}", ((text,) for text in states if text))
-    return name, str(each.due), age, str(each.workers), state
-
-
-def _types(overview: Overview, *, needs_attention: bool) -> Section:
-    """Return what waits without a key by type, and the deliveries of the last hour."""
-    backlog, done = overview.backlog.by_type, {each["listener"]: each for each in overview.types}
-    none = TypeBacklog()
-    names = sorted({*backlog, *done}, key=lambda each: (-backlog.get(each, none).total, each))
-    counts = [_("due"), _("held"), _("leased"), _("retrying"), _("scheduled")]
-    times = [_("done in an hour"), _("start p95"), _("run p95")]
-    is_whole = overview.backlog.is_whole
-    return Section(
-        name="types",
-        title=_("Event types"),
-        is_wide=True,
-        columns=[
-            _("event type"),
-            *("#" + each for each in counts),
-            _("oldest due"),
-            *("#" + each for each in times),
-            _("listeners here"),
-        ],
-        rows=[
-            (
-                links.events(each) if each else _("all others"),
-                *_backlog(backlog.get(each, none), overview.now),
-                *_deliveries(done.get(each)),
-                _listeners(overview, each),
-            )
-            for each in names
-        ],
-        note="" if is_whole else _("There are more: only those due first are counted."),
-        needs_attention=needs_attention,
-    )
-
-
-def _backlog(each: TypeBacklog, now: datetime) -> Cells:
-    counts = each.due, each.held, each.leased, each.retrying, each.scheduled
-    late = each.since is not None and (now - each.since).total_seconds() > display.LATE_AFTER
-    since = display.since("%s", each.since, now, is_late=late)
-    return *(str(count or "") for count in counts), since
-
-
-def _deliveries(row: dict[str, Any] | None) -> Cells:
-    if row is None:
-        return "", "", ""
-    waits, runs = ([row[name] for name in names] for names in (WAIT_COLUMNS, RUN_COLUMNS))
-    times = (format_seconds(quantile(each, 0.95)) for each in (waits, runs))
-    return str(row["done"] or ""), *times
-
-
-def _listeners(overview: Overview, event_type: str) -> str:
-    if event_type in overview.unrouted:
-        return format_html('<span class="outbox-late">{}</span>', _("none"))
-    return _named(
-        format_html('<span title="{}">{}</span>', each, each.rpartition(".")[2])
-        for each in listeners_of(event_type)
-    )

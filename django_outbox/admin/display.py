@@ -16,6 +16,7 @@ from django.utils.translation import gettext_lazy
 
 from ..conf import current
 from ..events import aggregate_label
+from ..inspection import sentences
 from ..inspection.fate import Fate
 from ..models import OutboxEvent, OutboxPause
 from . import redaction
@@ -23,6 +24,8 @@ from . import redaction
 LATE_AFTER: Final = 60  # seconds that an event may be due before the admin highlights it
 MAX_TEXT_LENGTH: Final = 100_000  # characters of one text that a page shows
 MAX_LINE_LENGTH: Final = 120  # characters of an error that the list shows
+
+clock, duration = sentences.clock, sentences.duration
 
 STATES: Final = {  # of deliveries: what they are called
     "done": gettext_lazy("done"),
@@ -128,24 +131,6 @@ def until(instant: datetime | None, now: datetime) -> str | SafeString:
         return ""
     phrase = _("in %s") if instant > now else _("%s ago")
     return since(f"{clock(instant, now)}, {phrase}", instant, now)
-
-
-def clock(instant: datetime, now: datetime) -> str:
-    """Return the time of day in the current time zone, with the date unless that is today."""
-    local = timezone.localtime(instant)
-    is_today = local.date() == timezone.localtime(now).date()
-    return f"{local:%H:%M}" if is_today else f"{local:%Y-%m-%d %H:%M}"
-
-
-def duration(seconds: float) -> str:
-    """Return a duration in its largest unit: ``40 s``, ``3 min``, ``7 h``, ``2 d``."""
-    if seconds < 60:
-        return _("%d s") % seconds
-    if seconds < 3600:
-        return _("%d min") % (seconds // 60)
-    if seconds < 2 * 86400:
-        return _("%d h") % (seconds // 3600)
-    return _("%d d") % (seconds // 86400)
 
 
 def exact(instant: datetime | None) -> str:

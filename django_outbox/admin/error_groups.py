@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final
 from urllib.parse import urlencode
 
 from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import PermissionDenied
 from django.db import connections
-from django.db.models import Q, QuerySet
+from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ..inspection import causes
 from ..inspection.causes import Cause
+from ..inspection.sentences import clock, number
 from ..listeners.error_texts import error_class
 from ..listeners.outcomes import Status
 from ..sql import dialect_of
@@ -60,8 +62,7 @@ class CauseFilter(Filter):
         self._found = causes.find_cause(queryset.db, digest)
         if self._found is None:
             return queryset.none()
-        same = Q(cause=self._found.text) if self._found.text else Q(cause=None) | Q(cause="")
-        return queryset.filter(same, status=Status.DEAD)
+        return queryset.filter(self._found.condition, status=Status.DEAD)
 
 
 class CausesAdmin(ConfirmationAdmin):
@@ -72,46 +73,60 @@ class CausesAdmin(ConfirmationAdmin):
         if not self.has_view_or_change_permission(request):
             raise PermissionDenied
         found = causes.load_causes(self.alias, MAX_CAUSES)
+        causes.add_examples(self.alias, found.causes)
+        causes.add_tenants(self.alias, found.causes)
         now = dialect_of(connections[self.alias]).clock()
         context = {
             "title": gettext("Dead events by cause"),
             "lines": [self._line(request, each, now) for each in found.causes],
-            "found": found,
+            "others": number(found.others) if found.others else "",
         }
         return self.render_page(request, "groups.html", REPLAY, context)
 
     def _line(self, request: HttpRequest, cause: Cause, now: datetime) -> dict[str, Any]:
-        (error, message), names = shown_title(cause), [*cause.types][:MAX_NAMES]
+        (error, message), chosen = shown_title(cause), {"state": "dead", "cause": cause.digest}
         example = redaction.hide_in_text(cause.example).removeprefix(f"{cause.error}:").strip()
-        listeners = sorted(cause.listeners)[:MAX_NAMES]
-        chosen = {"state": "dead", "cause": cause.digest}
+        since = now - timedelta(seconds=causes.LATELY)
+        types = [each for each, _number in cause.types.most_common(MAX_NAMES)]
+        listeners = [each for each, _number in cause.listeners.most_common(MAX_NAMES)]
         return {
             "cause": cause,
             "error": error,
             "message": message,
+            "texts": number(cause.texts) if len(cause.key) > 1 else "",
+            "count": number(cause.count),
+            "lately": number(cause.lately),
             "example": "" if example == message else example,
             "types": [
-                (
-                    each,
-                    cause.types[each],
-                    self._list_url(request, "changelist", **chosen, event_type=each),
-                )
-                for each in names
+                (each, count, self._list_url(request, "changelist", **chosen, event_type=each))
+                for each, count in _most(cause.types)
             ],
-            "further_types": len(cause.types) - len(names),
-            "listeners": ", ".join(listeners),
+            "further_types": max(len(cause.types) - MAX_NAMES, 0),
+            "whose": [
+                (title, _most(counts), max(len(counts) - MAX_NAMES, 0))
+                for title, counts in (
+                    (gettext("listeners"), cause.listeners),
+                    (gettext("tenants"), cause.tenants),
+                )
+                if counts
+            ],
             "newest": display.since(gettext("%s ago"), cause.newest, now),
             "oldest": display.since(gettext("%s ago"), cause.oldest, now),
+            "new_since": clock(cause.oldest, now) if cause.oldest and cause.oldest >= since else "",
             "actions": [
                 (each, self._list_url(request, f"{each.name}_all", **chosen))
                 for each in (REPLAY, DISCARD)
                 if may(request, each.permission)
             ],
             "pauses": [
-                *(link for each in names for link in self.pause_links(request, event_type=each)),
+                *(link for each in types for link in self.pause_links(request, event_type=each)),
                 *(link for each in listeners for link in self.pause_links(request, listener=each)),
             ],
         }
 
     def _list_url(self, request: HttpRequest, page: str, **filters: str) -> str:
         return f"{self.url(request, page)}?{urlencode(filters)}"
+
+
+def _most(counts: Counter[str]) -> list[tuple[str, str]]:
+    return [(each, number(count)) for each, count in counts.most_common(MAX_NAMES)]

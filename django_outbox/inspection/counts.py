@@ -23,6 +23,7 @@ MAX_EXACT_COUNT: Final = 100_000  # events; a table up to this size is counted i
 MAX_PENDING: Final = 100_000  # pending events with a key, and as many without, that an index counts
 PERIOD: Final = 300  # seconds
 MAX_DEAD_SHARE: Final = 0.1  # of the events that ended
+MAX_LAG: Final = 60.0  # seconds that the oldest due event has waited
 COUNT_LIMIT: Final = 10_000  # leased and blocked rows that are counted
 MAX_STREAMS: Final = 1000  # streams whose events are counted if partial indexes are not supported
 

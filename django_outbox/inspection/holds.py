@@ -5,12 +5,11 @@ A delivery is held since it fell due or since the hold began, whichever is later
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from django.db import connections
 from django.db.models import Exists, OuterRef, Subquery
 from django.db.models.functions import Coalesce
 
@@ -19,16 +18,15 @@ from ..listeners.history import first_line
 from ..models import OutboxEvent, OutboxPause, OutboxStream
 from ..models.fields import IsIndexed, age
 from ..queue_settings import parked_queue
-from ..sql import dialect_of
+from ..sql.inspection import Waiting
 from ..sql.values import CLOSING_KINDS
-from .counts import limited
 
 COUNT_LIMIT: Final = 10_000  # due events of a queue that are counted, and as many streams
 MAX_PAUSES: Final = 200  # that are read
 MAX_DEAD_HEADS: Final = 1000  # dead events that block their streams, and are read
 MAX_HELD: Final = 900.0  # seconds
 BREAKER, DEAD = "breaker", "dead"
-HEAD: Final = ("key", "event_id", "last_error", "done_at", "due")  # read of a dead event
+HEAD: Final = ("pk", "key", "event_id", "last_error", "done_at", "due")  # read of a dead event
 KINDS: Final = (*OutboxPause.Kind.values, DEAD)
 
 
@@ -47,7 +45,7 @@ class Hold:
     streams: int = 0  # at most COUNT_LIMIT
     age: float = 0.0  # seconds that the oldest of them has been held
     queue: str = ""  # where they wait
-    pause_id: int = 0
+    id: str = ""  # of the pause, or of the dead delivery
 
     @property
     def count(self) -> int:
@@ -55,16 +53,23 @@ class Hold:
 
     def as_row(self) -> dict[str, Any]:
         """Return plain values, as reports show them."""
-        own = ("queue", "pause_id")
+        own = ("queue", "id")
         return {name: value for name, value in asdict(self).items() if name not in own}
 
 
-def load_holds(alias: str, now: datetime) -> list[Hold]:
-    """Return what holds deliveries back, by bounded queries: pauses first, the oldest first.
+def load_pauses(alias: str) -> list[OutboxPause]:
+    """Return the pauses and open circuit breakers, the oldest first."""
+    return [*OutboxPause.objects.using(alias).order_by("paused_at", "pk")[:MAX_PAUSES]]
 
-    In ``MODE`` "writer_only" nothing is held, because nothing waits for a worker.
+
+def load_holds(
+    alias: str, now: datetime, pauses: Sequence[OutboxPause], waiting: Iterable[Waiting]
+) -> list[Hold]:
+    """Return what holds deliveries back, by a bounded query: pauses first, the oldest first.
+
+    ``waiting``: what is due in their queues. In ``MODE`` "writer_only" nothing is held.
     """
-    return [*_pauses(alias, now), *_dead_heads(alias, now)]
+    return [*_pauses(now, pauses, waiting), *_dead_heads(alias, now)]
 
 
 def longest(holds: Iterable[Hold]) -> dict[str, Hold]:
@@ -73,16 +78,21 @@ def longest(holds: Iterable[Hold]) -> dict[str, Hold]:
     return {each.kind: each for each in lasting if not each.planned}
 
 
-def _pauses(alias: str, now: datetime) -> Iterator[Hold]:
-    pauses = [*OutboxPause.objects.using(alias).order_by("paused_at", "pk")[:MAX_PAUSES]]
+def held_queue(pause: OutboxPause) -> str:
+    """Return the queue that a pause closes, or the one in which it parks deliveries."""
+    return pause.name if pause.kind in CLOSING_KINDS else parked_queue(pause.pk)
+
+
+def _pauses(
+    now: datetime, pauses: Sequence[OutboxPause], waiting: Iterable[Waiting]
+) -> Iterator[Hold]:
     # A queue that a person has paused is held by that, whether its breaker is open or not.
-    holding = {_queue(each): each for each in sorted(pauses, key=lambda each: each.kind != BREAKER)}
-    queues = [*holding] if current().MODE != "writer_only" else []
-    dialect = dialect_of(connections[alias])
-    backlogs = dialect.queue_backlogs(queues=queues, most=COUNT_LIMIT) if queues else {}
+    by_person_last = sorted(pauses, key=lambda each: each.kind != BREAKER)
+    holding = {held_queue(each): each.pk for each in by_person_last}
     for each in pauses:
-        queue, until = _queue(each), each.until
-        found = backlogs.get(queue) if holding[queue] is each else None
+        queue, until = held_queue(each), each.until
+        found = [one for one in waiting if one.queue == queue and holding[queue] == each.pk]
+        oldest = max((one.age for one in found), default=0.0)
         yield Hold(
             kind=each.kind,
             name=each.name,
@@ -91,17 +101,12 @@ def _pauses(alias: str, now: datetime) -> Iterator[Hold]:
             since=each.paused_at,
             until=until,
             planned=each.kind != BREAKER and until is not None and until > now,
-            events=limited(found.events, COUNT_LIMIT) if found else 0,
-            streams=limited(found.streams, COUNT_LIMIT) if found else 0,
-            age=min(found.oldest_age, age(each.paused_at, now)) if found else 0.0,
+            events=sum(one.number for one in found if one.kind != "lane"),
+            streams=sum(one.number for one in found if one.kind == "lane"),
+            age=min(oldest, age(each.paused_at, now)) if found else 0.0,
             queue=queue,
-            pause_id=each.pk,
+            id=str(each.pk),
         )
-
-
-def _queue(pause: OutboxPause) -> str:
-    """Return the queue that a pause closes, or the one in which it parks deliveries."""
-    return pause.name if pause.kind in CLOSING_KINDS else parked_queue(pause.pk)
 
 
 def _dead_heads(alias: str, now: datetime) -> Iterator[Hold]:
@@ -113,6 +118,14 @@ def _dead_heads(alias: str, now: datetime) -> Iterator[Hold]:
     idle = OutboxStream.objects.filter(pk=OuterRef("stream"), due_at=None, locked_by=None)
     dead: Any = indexed.dead().filter(Exists(idle), stream__isnull=False).order_by()
     heads = dead.annotate(due=Subquery(due[:1])).filter(due__isnull=False)[:MAX_DEAD_HEADS]
-    for key, event_id, error, since, due_at in heads.values_list(*HEAD):
-        held, by, reason = age(max(since, due_at), now), f"event {event_id}", first_line(error)
-        yield Hold(kind=DEAD, name=key, by=by, reason=reason, since=since, streams=1, age=held)
+    for pk, key, event_id, error, since, due_at in heads.values_list(*HEAD):
+        yield Hold(
+            kind=DEAD,
+            name=key,
+            by=f"event {event_id}",
+            reason=first_line(error),
+            since=since,
+            streams=1,
+            age=age(max(since, due_at), now),
+            id=pk,
+        )

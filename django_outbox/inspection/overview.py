@@ -1,55 +1,37 @@
-"""Current state of delivery for the dashboard, from a bounded number of bounded queries."""
+"""The current state of delivery, which the console and ``outbox_status`` show."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
 from django.db import connections
 
 from ..conf import current
-from ..events import GLOBAL, stored_instant
-from ..listeners.callables import qualified_name
+from ..events import GLOBAL, least_id
+from ..listeners.outcomes import Status
 from ..listeners.registry import ANY, listeners, route
-from ..models import OutboxEvent, OutboxStatistics, OutboxStream
+from ..models import OutboxEvent, OutboxStream
+from ..models.fields import age
 from ..sql import dialect_of
+from ..sql.inspection import Flow
 from .causes import Causes, load_causes
-from .counts import Rates, limited, minutes, rates
-from .holds import DEAD, Hold, load_holds
-from .queues import QueueState, lag, queue_states, unserved_queues
+from .counts import MAX_LAG, PERIOD, Rates, capped_count, counts, limited, minutes, rates
+from .holds import COUNT_LIMIT, Hold
+from .problems import Limits, find_problems
+from .queues import ListenerState, QueueState, lag, load_backlog
+from .sentences import sentence
 from .workers import Loss, WorkerInfo, clock_and_workers, losses, missing, suspects
 
-MAX_EVENTS: Final = 10_000  # events counted, those due first
-MAX_TYPES: Final = 10  # event types whose deliveries are shown
-MINUTES: Final = 60  # that the charts and deliveries cover
-MAX_CAUSES: Final = 5  # causes of dead events, those of the most events
+MINUTES: Final = 60  # that the charts cover
+MAX_CAUSES: Final = 20  # causes of dead events that are listed
+MAX_HOLDS: Final = 100  # that are listed, the longest first
 MAX_BLOCKED_SHOWN: Final = 5  # streams that are shown with what blocks them
 MAX_BLOCKED_COUNTED: Final = 1000  # blocked streams that are counted
 
-
-@dataclass(slots=True, kw_only=True)
-class TypeBacklog:
-    """Numbers of unsettled events of one type, among those counted."""
-
-    due: int = 0
-    held: int = 0  # due ones
-    leased: int = 0
-    retrying: int = 0
-    scheduled: int = 0
-    since: datetime | None = None  # the oldest due time
-
-    @property
-    def total(self) -> int:
-        return self.due + self.held + self.leased + self.retrying + self.scheduled
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BacklogByType:
-    by_type: dict[str, TypeBacklog]
-    is_whole: bool  # False: there are more than were counted
+Report = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,34 +44,26 @@ class BlockedStream:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BlockedStreams:
-    streams: Sequence[BlockedStream]
-    count: int  # at most MAX_BLOCKED_COUNTED
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
     now: datetime  # by the database's clock
     workers: Sequence[WorkerInfo]  # live and lost ones
     missing: Sequence[WorkerInfo]  # lost, and not replaced
     losses: Sequence[Loss]  # events that were leased by lost workers, newest first
     suspects: Sequence[Loss]  # those that may have stopped their workers; one: it is certain
-    backlog: BacklogByType
+    queues: Sequence[QueueState]  # the configured ones first
+    holds: Sequence[Hold]  # pauses first, the oldest first
+    listeners: Sequence[ListenerState]  # those with the most that waits first
+    flow: Flow | None  # None: no queue is late
     rates: Rates
     points: Sequence[dict[str, Any]]  # counts of each minute of the last hour, the oldest first
-    types: Sequence[dict[str, Any]]  # counts of the last hour by event type, the most first
     causes: Causes
-    blocked: BlockedStreams
-    holds: Sequence[Hold]  # pauses first, the oldest first
-    queues: Sequence[QueueState]  # the configured ones first
+    blocked: Sequence[BlockedStream]  # those that are tried next
+    blocked_count: int  # at most MAX_BLOCKED_COUNTED
+    is_new: bool  # nothing was ever written, and no worker has run
 
     @property
     def alive(self) -> int:
         return sum(not each.is_silent for each in self.workers)
-
-    @property
-    def pauses(self) -> list[Hold]:
-        return [each for each in self.holds if each.kind != DEAD]
 
     @property
     def lag(self) -> float:
@@ -97,24 +71,16 @@ class Overview:
         return lag(self.queues)
 
     @property
-    def unserved_queues(self) -> Sequence[str]:
-        """Return the queues whose due events no live worker delivers, though others are alive."""
-        late = unserved_queues([each.as_row() for each in self.queues]) if self.alive else []
-        return [each["queue"] for each in late]
-
-    @property
-    def unrouted(self) -> Sequence[str]:
+    def unrouted(self) -> Sequence[ListenerState]:
         """Return the event types that wait and that no listener of this process receives."""
         if current().MODE == "writer_only":  # another program reads the table
             return []
-        return [each for each in sorted(self.backlog.by_type) if not listeners_of(each)]
-
-
-def listeners_of(event_type: str) -> list[str]:
-    """Return the names of the functions that receive an event type in this process."""
-    kinds = {GLOBAL, *(each.aggregate_type for each in listeners())} - {ANY}
-    found = (each for kind in kinds for each in route(str(kind), event_type))
-    return sorted({qualified_name(each.call) for each in found})
+        kinds = {GLOBAL, *(each.aggregate_type for each in listeners())} - {ANY}
+        return [
+            each
+            for each in self.listeners
+            if not each.is_routed and not any(route(str(kind), each.listener) for kind in kinds)
+        ]
 
 
 def load_overview(alias: str, *, causes: Causes | None = None) -> Overview:
@@ -123,62 +89,121 @@ def load_overview(alias: str, *, causes: Causes | None = None) -> Overview:
     ``causes`` that were read lately are counted anew, unless some of their events are gone.
     """
     now, known = clock_and_workers(alias)
-    hour = now - timedelta(minutes=MINUTES + 1)
-    points = minutes(alias, hour)
-    lately = rates(points, now)
-    lost = missing(known)
+    points = minutes(alias, now - timedelta(minutes=MINUTES + 1))
+    lately, lost = rates(points, now), missing(known)
     found = losses(alias) if lost or lately.rescued else []
-    holds = load_holds(alias, now)
+    queues, holds, served = load_backlog(alias, now, known)
+    causes = _causes(alias, causes, now)
+    blocked, blocked_count = _blocked(alias)
+    is_empty = not (known or points or holds or served or causes.total or blocked)
     return Overview(
         now=now,
         workers=known,
         missing=lost,
         losses=found,
         suspects=suspects(found),
-        queues=queue_states(alias, known, holds),
-        backlog=backlog(alias, holds),
+        queues=queues,
+        holds=holds,
+        listeners=served,
+        flow=_flow(alias, now, queues),
         rates=lately,
         points=points,
-        types=OutboxStatistics.objects.using(alias).since(hour).by_listener(MAX_TYPES),
-        causes=_causes(alias, causes),
-        blocked=blocked_streams(alias),
-        holds=holds,
+        causes=causes,
+        blocked=blocked,
+        blocked_count=blocked_count,
+        is_new=is_empty and not OutboxEvent.objects.using(alias).exists(),
     )
 
 
-def _causes(alias: str, known: Causes | None) -> Causes:
+def _causes(alias: str, known: Causes | None, now: datetime) -> Causes:
     """Return the causes; to group all dead events takes longer than all other queries together."""
     if known is not None:
         total = dialect_of(connections[alias]).count_dead()
         if total >= known.total:
             return replace(known, total=total)
-    return load_causes(alias, limit=MAX_CAUSES)
+    return load_causes(alias, limit=MAX_CAUSES, now=now)
 
 
-def backlog(alias: str, holds: Sequence[Hold] = ()) -> BacklogByType:
-    """Count unsettled events without a key by type and state, those due first."""
-    by_type: defaultdict[str, TypeBacklog] = defaultdict(TypeBacklog)
-    connection = connections[alias]
-    held = [each.queue for each in holds if each.count]
-    rows = dialect_of(connection).backlog_by_type(held=held, most=MAX_EVENTS)
-    for event_type, state, count, first in rows:
-        setattr(by_type[event_type], state, count)
-        if state == "due":
-            by_type[event_type].since = stored_instant(first)
-    counted = sum(count for _type, _state, count, _first in rows)
-    return BacklogByType(by_type=dict(by_type), is_whole=counted < MAX_EVENTS)
+def _flow(alias: str, now: datetime, queues: Sequence[QueueState]) -> Flow | None:
+    """Return what was written lately, if a queue is late, and how much is due where much is."""
+    late = [each for each in queues if (each.oldest_due_age or 0.0) > MAX_LAG]
+    if not late:
+        return None
+    many = [each.name for each in late if each.events >= COUNT_LIMIT]
+    since = least_id(now - timedelta(seconds=PERIOD))
+    return dialect_of(connections[alias]).flow(queues=many, since=since, most=COUNT_LIMIT)
 
 
-def blocked_streams(alias: str) -> BlockedStreams:
+def _blocked(alias: str) -> tuple[list[BlockedStream], int]:
     """Count blocked streams, and read the heads of those that are tried next."""
     rows = OutboxStream.objects.using(alias)
     blocked = rows.blocked().order_by("due_at", "pk").values_list("pk", "key", "due_at")
     streams = [*blocked[:MAX_BLOCKED_COUNTED]]
-    summaries = rows.summaries([name for name, *_ in streams[:MAX_BLOCKED_SHOWN]])
-    return BlockedStreams(
-        streams=[
-            BlockedStream(name=name, key=key, due_at=due_at, head=found.head, backlog=found.backlog)
-            for (name, key, due_at), found in zip(streams, summaries.values(), strict=False)
-        ],
-        count=limited(len(streams), MAX_BLOCKED_COUNTED),
+    summaries = (
+        rows.summaries([name for name, *_ in streams[:MAX_BLOCKED_SHOWN]]) if streams else {}
     )
+    shown = [
+        BlockedStream(name=name, key=key, due_at=due_at, head=found.head, backlog=found.backlog)
+        for (name, key, due_at), found in zip(streams, summaries.values(), strict=False)
+    ]
+    return shown, limited(len(streams), MAX_BLOCKED_COUNTED)
+
+
+# -- the report of outbox_status -------------------------------------------------------------------
+
+
+def status(alias: str, limits: Limits | None = None) -> Report:
+    """Return the status report of the outbox in this database, for people and monitoring.
+
+    Its values are plain, but for datetimes. Ages are seconds by the database's clock. Counts of
+    rows stop at a limit, see the reference.
+    """
+    events, streams = OutboxEvent.objects.using(alias), OutboxStream.objects.using(alias)
+    found, total = load_overview(alias), counts(alias)
+    problems = find_problems(found, limits)
+    holds = sorted(found.holds, key=lambda each: (each.planned, -each.age))[:MAX_HOLDS]
+    return {
+        "problems": [{**each.as_row(), "text": sentence(each, found.now)} for each in problems],
+        "counts": total.numbers,
+        "at_least": [*total.at_least],
+        "estimated": [*total.estimated],
+        "due": sum(each.due for each in found.queues),
+        "oldest_due_age": found.lag,
+        "held": sum(each.count for each in found.holds),
+        "leased": capped_count(events.leased()) + capped_count(streams.leased()),
+        "blocked": found.blocked_count,
+        "rates": {"seconds": PERIOD, **asdict(found.rates)},
+        "queues": [each.as_row() for each in found.queues],
+        "listeners": [each.as_row() for each in found.listeners],
+        "blocked_streams": [_stream(each, found.now) for each in found.blocked],
+        "holds": [each.as_row() for each in holds],
+        "workers": [
+            _worker(each)
+            for each in found.workers
+            if each.is_newly_lost or not each.is_silent or each in found.missing
+        ],
+        "causes": [each.as_row() for each in found.causes.causes],
+    }
+
+
+def _worker(each: WorkerInfo) -> dict[str, Any]:
+    return {
+        **{name: getattr(each, name) for name in ("id", "hostname", "pid", "started_at")},
+        "heartbeat_age": round(each.heartbeat_age, 3),
+        "lost": each.is_silent,
+        "queues": None if each.queues is None else [*each.queues],
+    }
+
+
+def _stream(each: BlockedStream, now: datetime) -> dict[str, Any]:
+    head = each.head
+    return {
+        "key": each.key,
+        "event_id": head and head.event_id,
+        "listener": head and head.listener,
+        "event_type": head and head.event_type,
+        "status": head and Status(head.status).name,
+        "age": head and head.first_due_at and round(age(head.first_due_at, now), 3),
+        "next_try": each.due_at,
+        "backlog": each.backlog,
+    }

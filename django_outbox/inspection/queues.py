@@ -1,30 +1,84 @@
-"""The queues and relays of a database: what is due, which workers serve it, whether it is open."""
+"""Queues, relays and listeners: what is due in each, how long that takes, and who serves it."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Any, Final
+from datetime import datetime, timedelta
+from typing import Any, Final, NamedTuple
 
 from django.db import connections
 from django.db.models.functions import Substr
 
 from ..conf import current
+from ..listeners import registry
 from ..listeners.outcomes import UNSETTLED
-from ..models import OutboxEvent
-from ..queue_settings import DEFAULT_QUEUE
+from ..listeners.queues import expected_queue
+from ..models import OutboxEvent, OutboxStatistics
+from ..models.statistics import RUN_COLUMNS, WAIT_COLUMNS, quantile
+from ..queue_settings import DEFAULT_QUEUE, parked_by
 from ..relay_settings import RelaySettings
 from ..sql import dialect_of
-from ..sql.values import CLOSING_KINDS
-from .counts import limited
-from .holds import COUNT_LIMIT, Hold
+from ..sql.inspection import Waiting
+from .counts import PERIOD, AtLeast
+from .holds import COUNT_LIMIT, Hold, held_queue, load_holds, load_pauses
 from .workers import WorkerInfo
 
 DEFERRED_LIMIT: Final = 1000  # messages of a relay that are read, and counted
 REASON_LENGTH: Final = 200  # characters
 MAX_QUEUES: Final = 32  # queues that are listed, the configured ones first
+MAX_LISTENERS: Final = 50  # that are listed, those with the most that waits first
+P95: Final = 0.95
+NO_TIMES: Final = (0,) * len(RUN_COLUMNS)
+
+
+@dataclass(slots=True, kw_only=True)
+class ListenerState:
+    """What waits for a listener, and what it did in the last full minutes."""
+
+    listener: str  # title; an event type that is not routed yet; empty: several
+    queue: str  # empty: unknown
+    is_routed: bool = True
+    due: int = 0  # deliveries without a key; those with a key only if its lane is its own
+    held: int = 0
+    oldest_due_age: float | None = None  # seconds
+    minutes: float = 1.0  # that its counts cover
+    ended: int = 0  # deliveries: done or dead
+    retry: int = 0  # executions that failed and will be repeated
+    run_ms: int = 0  # milliseconds of all executions
+    waits: Sequence[int] = NO_TIMES  # executions by seconds from the due time to the start
+    runs: Sequence[int] = NO_TIMES  # executions by seconds
+
+    @property
+    def executions(self) -> int:
+        return self.ended + self.retry
+
+    @property
+    def done_per_minute(self) -> float:
+        return self.ended / self.minutes
+
+    @property
+    def run_mean(self) -> float | None:
+        """Return the seconds that an execution takes on average."""
+        return self.run_ms / 1000 / sum(self.runs) if sum(self.runs) else None
+
+    @property
+    def threads_busy(self) -> float:
+        """Return how many threads it keeps busy on average."""
+        return self.run_ms / 60_000 / self.minutes
+
+    def as_row(self) -> dict[str, Any]:
+        """Return plain values, as reports show them."""
+        names = ("listener", "queue", "due", "oldest_due_age", "held")
+        return {
+            **{name: getattr(self, name) for name in names},
+            "done_per_minute": round(self.done_per_minute),
+            "retry": self.retry,
+            "wait_p95": quantile(self.waits, P95),
+            "run_p95": quantile(self.runs, P95),
+            "threads_busy": round(self.threads_busy),
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +92,11 @@ class QueueState:
     oldest_due_age: float | None  # seconds; None: nothing is due
     workers: int  # live workers that serve it
     is_unserved: bool  # no live worker serves it
+    threads: tuple[int, int]  # busy ones and all of them, at the last heartbeats
     holds: Mapping[
         str, Hold
     ]  # its pause and its open circuit breaker, by kind; nothing is due then
+    listeners: Sequence[ListenerState]
 
     @property
     def due(self) -> int:
@@ -50,6 +106,20 @@ class QueueState:
     def held(self) -> int:
         return sum(each.count for each in self.holds.values())
 
+    @property
+    def wait_p95(self) -> float | None:
+        """Return the seconds from the due time to the start; None: there were no executions."""
+        return quantile(_summed(each.waits for each in self.listeners), P95)
+
+    @property
+    def run_p95(self) -> float | None:
+        return quantile(_summed(each.runs for each in self.listeners), P95)
+
+    @property
+    def relay(self) -> RelaySettings | None:
+        """Return the relay whose queue it is."""
+        return next((each for each in current().relays.values() if each.title == self.name), None)
+
     def as_row(self) -> dict[str, Any]:
         """Return plain values, as reports show them."""
         return {
@@ -58,50 +128,97 @@ class QueueState:
             "oldest_due_age": self.oldest_due_age,
             "held": self.held,
             "workers": self.workers,
+            "threads_busy": self.threads[0],
+            "threads": self.threads[1],
+            "wait_p95": self.wait_p95,
+            "run_p95": self.run_p95,
             "unserved": self.is_unserved,
             "configured": self.is_configured,
         }
 
 
-def queue_names(alias: str, holds: Sequence[Hold] = ()) -> list[str]:
-    """Return the configured queues, then others that rows wait in, at a bounded cost.
+def _summed(times: Iterable[Sequence[int]]) -> list[int]:
+    return [sum(each) for each in zip(*times, strict=True)]
 
-    Leave out those in which a pause parks what it holds.
+
+class Backlog(NamedTuple):
+    """What is due in the queues of a database, and what is held."""
+
+    queues: list[QueueState]
+    holds: list[Hold]  # pauses first, the oldest first
+    listeners: list[ListenerState]  # those with the most that waits first
+
+
+def load_backlog(alias: str, now: datetime, workers: Sequence[WorkerInfo]) -> Backlog:
+    """Return what is due and held, at a bounded cost; in ``MODE`` "writer_only" nothing is.
+
+    ``now``: the database's; ``workers``: all that it knows.
     """
-    connection, configured = connections[alias], [*current().queues]
-    parked = {each.queue for each in holds if each.kind not in CLOSING_KINDS}
-    others = dialect_of(connection).queues_besides({*configured, *parked})
+    pauses = load_pauses(alias)
+    parked = {queue: each for each in pauses if parked_by(queue := held_queue(each)) is not None}
+    names = queue_names(alias, parked)
+    delivers = current().MODE != "writer_only"  # otherwise no event waits for a worker
+    waiting = _waiting(alias, [*names, *parked]) if delivers else []
+    holds = load_holds(alias, now, pauses, waiting)
+    listeners = _listeners(alias, now, waiting, holds)
+    return Backlog(_queues(names, waiting, workers, holds, listeners), holds, listeners)
+
+
+def queue_names(alias: str, parked: Collection[str] = ()) -> list[str]:
+    """Return the configured queues, then others that rows wait in, but the ``parked`` ones."""
+    configured = [*current().queues]
+    if current().MODE == "writer_only":
+        return configured
+    others = dialect_of(connections[alias]).queues_besides({*configured, *parked})
     return [*configured, *others][:MAX_QUEUES]
 
 
-def queue_states(
-    alias: str, workers: Sequence[WorkerInfo], holds: Sequence[Hold]
-) -> list[QueueState]:
-    """Return the state of each queue, the configured ones first.
+def _waiting(alias: str, names: Sequence[str]) -> list[Waiting]:
+    """Count what is due, and say of which counts there may be more."""
+    found = dialect_of(connections[alias]).queue_backlogs(queues=names, most=COUNT_LIMIT)
+    totals = Counter[tuple[str, bool]]()
+    for each in found:
+        totals[each.queue, each.kind == "lane"] += each.number
+    return [
+        each._replace(number=AtLeast(each.number))
+        if totals[each.queue, each.kind == "lane"] >= COUNT_LIMIT
+        else each
+        for each in found
+    ]
 
-    ``workers`` and ``holds`` are those of the database. In ``MODE`` "writer_only" nothing is due
-    and no queue is unserved, because no event waits for a worker.
-    """
-    settings, dialect = current(), dialect_of(connections[alias])
-    delivers = settings.MODE != "writer_only"
-    names = queue_names(alias, holds) if delivers else [*settings.queues]
+
+def _queues(
+    names: Sequence[str],
+    waiting: Iterable[Waiting],
+    workers: Sequence[WorkerInfo],
+    holds: Sequence[Hold],
+    listeners: Sequence[ListenerState],
+) -> list[QueueState]:
+    """Return the state of each queue. What is due in a closed one is held, and not due."""
     closed = {each.queue for each in holds}
-    open_queues = [each for each in names if each not in closed] if delivers else []
-    backlogs = dialect.queue_backlogs(queues=open_queues, most=COUNT_LIMIT) if open_queues else {}
+    events, streams, ages = dict[str, int](), dict[str, int](), dict[str, float]()
+    for each in waiting:
+        if each.queue not in closed:
+            counts = streams if each.kind == "lane" else events
+            counts[each.queue] = counts.get(each.queue, 0) + each.number
+            ages[each.queue] = max(each.age, ages.get(each.queue, 0.0))
+    live = [each for each in workers if not each.is_silent]
     states = []
     for name in names:
-        backlog = backlogs.get(name)
-        serving = sum(each.serves(name) and not each.is_silent for each in workers)
+        serving = [each for each in live if each.serves(name)]
+        threads = [each.threads.get(name, (0, 0)) for each in serving]
         states.append(
             QueueState(
                 name=name,
-                is_configured=name in settings.queues,
-                events=limited(backlog.events, COUNT_LIMIT) if backlog else 0,
-                streams=limited(backlog.streams, COUNT_LIMIT) if backlog else 0,
-                oldest_due_age=backlog.oldest_age if backlog else None,
-                workers=serving,
-                is_unserved=delivers and not serving,
+                is_configured=name in current().queues,
+                events=events.get(name, 0),
+                streams=streams.get(name, 0),
+                oldest_due_age=ages.get(name),
+                workers=len(serving),
+                is_unserved=current().MODE != "writer_only" and not serving,
+                threads=(sum(busy for busy, _ in threads), sum(every for _, every in threads)),
                 holds={each.kind: each for each in holds if each.queue == name},
+                listeners=[each for each in listeners if each.queue == name],
             )
         )
     return states
@@ -112,14 +229,65 @@ def lag(states: Sequence[QueueState]) -> float:
     return max((each.oldest_due_age or 0.0 for each in states), default=0.0)
 
 
-def unserved_queues(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows of queues with due events that no live worker delivers.
+def unserved_queues(states: Sequence[QueueState]) -> list[QueueState]:
+    """Return the queues with due events that no live worker delivers.
 
     Workers of ``default`` deliver the events of queues that are not configured.
     """
-    late = [each for each in rows if each["unserved"] and each["due"]]
-    has_default = any(each["queue"] == DEFAULT_QUEUE and not each["unserved"] for each in rows)
-    return [each for each in late if each["configured"] or not has_default]
+    late = [each for each in states if each.is_unserved and each.due]
+    has_default = any(each.name == DEFAULT_QUEUE and not each.is_unserved for each in states)
+    return [each for each in late if each.is_configured or not has_default]
+
+
+# -- listeners -------------------------------------------------------------------------------------
+
+
+def _listeners(
+    alias: str, now: datetime, waiting: Iterable[Waiting], holds: Sequence[Hold]
+) -> list[ListenerState]:
+    """Return the listeners for which something waits, or that were called in the last minutes."""
+    found: dict[tuple[str, str], ListenerState] = {}
+    closed = {each.queue for each in holds}
+    for each in waiting:
+        title = _only_of_lane(each) if each.kind == "lane" else each.name
+        queue = each.queue if parked_by(each.queue) is None else expected_queue(title, each.queue)
+        state = ListenerState(listener=title, queue=queue, is_routed=each.kind != "type")
+        state = found.setdefault((title, queue), state)
+        if each.queue in closed:
+            state.held += each.number
+            continue
+        state.due += each.number
+        state.oldest_due_age = max(each.age, state.oldest_due_age or 0.0)
+    _add_minutes(alias, now, found)
+    return sorted(
+        found.values(), key=lambda each: (-each.due - each.held, -each.executions, each.listener)
+    )[:MAX_LISTENERS]
+
+
+def _only_of_lane(waiting: Waiting) -> str:
+    """Return the title of the only listener of a lane and queue; of several, nothing."""
+    titles = [
+        each.title
+        for each in registry.listeners()
+        if each.lane == waiting.name and expected_queue(each.title, "") == waiting.queue
+    ]
+    return titles[0] if len(titles) == 1 else ""
+
+
+def _add_minutes(alias: str, now: datetime, found: dict[tuple[str, str], ListenerState]) -> None:
+    """Add what workers counted in the last full minutes."""
+    end = now.replace(second=0, microsecond=0)
+    rows = OutboxStatistics.objects.using(alias).since(end - timedelta(seconds=PERIOD))
+    queues = dict([*found])
+    for row in rows.filter(started_at__lt=end).by_listener(MAX_LISTENERS):
+        title = row["listener"]
+        queue = queues.get(title) or expected_queue(title or None, "")
+        state = found.setdefault((title, queue), ListenerState(listener=title, queue=queue))
+        state.minutes = (end - row["first"]).total_seconds() / 60
+        state.ended, state.retry = row["done"] + row["dead"], row["retry"]
+        state.run_ms = row["run_ms"]
+        state.waits = [row[name] for name in WAIT_COLUMNS]
+        state.runs = [row[name] for name in RUN_COLUMNS]
 
 
 # -- relays ----------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -38,6 +38,7 @@ class WorkerInfo:
     held: int
     running: Sequence[tuple[str, str, float]]  # event type, event id, seconds; the longest first
     queues: Sequence[str] | None  # that it serves; None: all, as in releases without queues
+    threads: Mapping[str, tuple[int, int]]  # by queue: busy ones, and all
     is_stopping: bool  # it was told to stop, so that it is not missed
     listeners: Sequence[str] | None  # titles of its listeners; None: it does not say
     formerly: Sequence[str]  # titles that these had before
@@ -102,6 +103,7 @@ def _worker_info(row: OutboxWorker, heartbeat_age: float) -> WorkerInfo:
             for each in info.get("running", [])
         ],
         queues=info.get("queues"),
+        threads=info.get("threads", {}),
         is_stopping=info.get("stopping", False),
         listeners=info.get("listeners"),
         formerly=info.get("formerly", ()),
@@ -121,15 +123,15 @@ class Loss:
 def losses(alias: str) -> list[Loss]:
     """Return the pending events that lost workers had leased, newest first."""
     if connections[alias].features.supports_partial_indexes:
-        queries = [OutboxEvent.objects.using(alias).rescued()]
+        rows: Any = OutboxEvent.objects.using(alias).rescued().order_by("-pk")[:MAX_LOSSES]
     else:  # an index of them would cost replays and claims deadlocks: seek among what waits
-        queries = [each.filter(rescues__gte=1) for each in pending_queries(alias)]
+        waiting = [each.filter(rescues__gte=1).order_by("-pk") for each in pending_queries(alias)]
+        first, *others = [each[:MAX_LOSSES] for each in waiting]
+        rows = first.union(*others, all=True)
     found = []
-    for query in queries:
-        rows = query.order_by("-pk").values_list("pk", "event_type", "history")
-        for row_id, event_type, text in rows[:MAX_LOSSES]:
-            lost = {each.by: each.at for each in history.entries(text) if each.kind == "lost"}
-            found.append(Loss(id=row_id, event_type=event_type, workers=[*lost.items()]))
+    for row_id, event_type, text in rows.values_list("pk", "event_type", "history"):
+        lost = {each.by: each.at for each in history.entries(text) if each.kind == "lost"}
+        found.append(Loss(id=row_id, event_type=event_type, workers=[*lost.items()]))
     return sorted(found, key=lambda each: each.id, reverse=True)[:MAX_LOSSES]
 
 

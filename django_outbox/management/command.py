@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final
 
 from django.core.management.base import BaseCommand, DjangoHelpFormatter, OutputWrapper
 
-from ..inspection.status import lasting
+from ..inspection.sentences import precise
 
 INTERRUPTED: Final = 130  # exit code, as shells report Ctrl-C
 PIPE_CLOSED: Final = 141  # exit code, as shells report SIGPIPE
@@ -86,7 +86,9 @@ def text_lines(report: Mapping[str, Any]) -> Iterator[str]:
     """Yield a report as people read it: lists of rows as tables, and the databases at its end."""
     for name, value in report.items():
         title = name.replace("_", " ")
-        if isinstance(value, list) and value and isinstance(value[0], dict):
+        if name == "problems":
+            yield from (f"{'!' if each.get('is_bad') else '-'} {each['text']}" for each in value)
+        elif isinstance(value, list) and value and isinstance(value[0], dict):
             yield from ("", f"{title}:", *table(value))
         elif name == "databases":
             for alias, answer in value.items():
@@ -114,7 +116,7 @@ def cell(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "-"
     if isinstance(value, float):
-        return lasting(value)
+        return precise(value)
     if isinstance(value, dict):
         value = [f"{name} {each}" for name, each in value.items()]
     if isinstance(value, (list, tuple)):

@@ -12,15 +12,15 @@ from ..conf import current
 from ..exceptions import InvalidEvent
 from ..inspection import in_thread
 from ..inspection.fate import fate
-from ..inspection.holds import load_holds
 from ..inspection.listeners import (
     describe_listeners,
     different_listeners,
     live_registries,
     without_listener,
 )
-from ..inspection.queues import deferred_messages, queue_states
-from ..inspection.status import Limits, status, violations
+from ..inspection.overview import status
+from ..inspection.problems import Limits
+from ..inspection.queues import deferred_messages, load_backlog
 from ..inspection.workers import clock_and_workers
 from ..relays.relay import Relay
 from .arguments import unknown_ids
@@ -43,9 +43,11 @@ def status_view(limits: Limits) -> View:
 
     def faults(answers: Answers) -> Iterator[str]:
         for alias, report in answers.items():
-            yield from (f"{alias}: {fault}" for fault in violations(report, limits))
+            # Without any worker, delivery may be up to "outbox_worker --once".
+            bad = [each for each in report["problems"] if each.get("is_bad")]
+            yield from (f"{alias}: {each['text']}" for each in bad if each["kind"] != "no_worker")
 
-    return View(query=status, faults=faults)
+    return View(query=lambda alias: status(alias, limits), faults=faults)
 
 
 def listeners_view() -> View:
@@ -110,8 +112,7 @@ def relays_view(timeout: float, *, asks_brokers: bool) -> View:
 
 def _relay_rows(alias: str) -> Row:
     now, known = clock_and_workers(alias)
-    states, rows = queue_states(alias, known, load_holds(alias, now)), []
-    queues = {each.name: each for each in states}
+    rows, queues = [], {each.name: each for each in load_backlog(alias, now, known).queues}
     for each in [each for each in current().relays.values() if each.title in queues]:
         queue, deferred = queues[each.title], deferred_messages(alias, each, now)
         breaker = queue.holds.get("breaker")

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from django.db import connections, models
-from django.db.models import F, Sum
+from django.db.models import F, Min, Sum
 from django.utils.translation import gettext_lazy as _
 
 from ..conf import current, index_name, table_name
@@ -90,7 +90,7 @@ class StatisticsQuerySet(TableQuerySet["OutboxStatistics"]):
         """Return the sums by listener, most deliveries first; "" stands for all others."""
         deliveries = Sum(F("done") + F("retry") + F("dead"))
         every: Any = self.values("listener")
-        rows = every.annotate(total=deliveries).filter(total__gt=0)
+        rows = every.annotate(total=deliveries, first=Min("started_at")).filter(total__gt=0)
         rows = rows.annotate(**{name: Sum(name) for name in COUNTS})
         return [*rows.order_by("-total", "listener")[:most]]
 

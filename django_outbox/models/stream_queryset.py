@@ -143,20 +143,22 @@ class StreamQuerySet(TableQuerySet["OutboxStream"]):
         That number, ``backlog``, counts up to 1000. It takes a few queries, however long the
         streams are.
         """
-        heads, dialect = self.heads(keys), dialect_of(connections[self._write_alias()])
-        backlogs = dialect.backlogs(streams=keys, most=MAX_BACKLOG) if keys else {}
-        return {key: StreamSummary(head=heads.get(key), backlog=backlogs[key]) for key in keys}
-
-    def heads(self, keys: Sequence[str]) -> dict[str, OutboxEvent]:
-        """Return the first event of each of these streams that has one."""
         from . import OutboxEvent
 
         alias, blocks = self._write_alias(), current().ON_DEAD == "block"
-        statuses = [*UNSETTLED, Status.DEAD] if blocks else UNSETTLED
-        dialect = dialect_of(connections[alias])
-        first = dialect.heads(streams=keys, statuses=statuses) if keys else {}
-        events = OutboxEvent.objects.using(alias).defer(*LONG_TEXTS).in_bulk([*first.values()])
-        return {key: events[pk] for key, pk in first.items() if pk in events}
+        statuses, dialect = [*UNSETTLED, *[Status.DEAD] * blocks], dialect_of(connections[alias])
+        found = dialect.summaries(streams=keys, statuses=statuses, most=MAX_BACKLOG) if keys else {}
+        heads = [head for head, _backlog in found.values() if head]
+        events = OutboxEvent.objects.using(alias).defer(*LONG_TEXTS).in_bulk(heads)
+        return {
+            key: StreamSummary(head=events.get(head or ""), backlog=backlog)
+            for key, (head, backlog) in found.items()
+        }
+
+    def heads(self, keys: Sequence[str]) -> dict[str, OutboxEvent]:
+        """Return the first event of each of these streams that has one."""
+        found = self.summaries(keys)
+        return {key: each.head for key, each in found.items() if each.head is not None}
 
     def _events(self) -> OutboxQuerySet:
         """Return pending and dead events of the stream in the outer query."""

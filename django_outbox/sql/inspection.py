@@ -13,17 +13,30 @@ from .values import EVENTS, STREAMS, Row, seconds_between, to_database
 
 # SQLite uses a partial index only if a query repeats its condition word for word.
 INDEXED = "status IN (0, 2, 3)"
+MAX_TEXTS = 20  # causes of a class that stay apart even if nearly every delivery has its own
 
 
-class QueueBacklog(NamedTuple):
-    """What is due in a queue; the counts stop at a limit."""
+class Waiting(NamedTuple):
+    """What is due in a queue, of one listener or lane; each count stops at a limit."""
 
-    events: int  # without a key
-    streams: int
-    oldest_age: float  # seconds that the first of them has been due
+    queue: str
+    kind: str  # "listener", "type" (not routed yet) or "lane" (of streams)
+    name: str  # title of the listener, event type, or lane
+    number: int  # of deliveries without a key; of a lane, streams
+    age: float  # seconds that the first of them has been due
+
+
+class Flow(NamedTuple):
+    """What was written lately, and what is due."""
+
+    written: dict[str, int]  # rows by queue, of the newest ones
+    seconds: float  # since the oldest of these was written; 0: there are none
+    due: dict[str, int]  # rows without a key, by queue
 
 
 class Inspection(EventLeases):
+    before_colon = "SPLIT_PART(cause, ':', 1)"  # the class of an error
+
     def heads(self, *, streams: Sequence[str], statuses: Sequence[int]) -> dict[str, str]:
         """Return the id of each stream's first event that has one of these statuses."""
         selects = [
@@ -34,69 +47,125 @@ class Inspection(EventLeases):
         found = self._rows_of_each([(sql, [stream]) for stream in streams for sql in selects])
         return {stream: row_id for stream, _, row_id in sorted(found, reverse=True)}
 
-    def backlogs(self, *, streams: Sequence[str], most: int) -> dict[str, int]:
-        """Count each stream's unsettled events, up to ``most``."""
-        sql = f"""SELECT MAX(stream), COUNT(*) FROM (SELECT stream FROM {self._event}
-            WHERE stream = %s AND status IN (0, 2) AND {INDEXED} LIMIT {int(most)}) backlog"""
-        found: dict[str, int] = dict(self._rows_of_each([(sql, [each]) for each in streams]))
-        return {each: found.get(each, 0) for each in streams}
+    def summaries(
+        self, *, streams: Sequence[str], statuses: Sequence[int], most: int
+    ) -> dict[str, tuple[str | None, int]]:
+        """Return of each stream the id that ``heads`` returns, and its unsettled events.
+
+        These are counted up to ``most``.
+        """
+        selects = [
+            f"""SELECT stream, seq, id, NULL FROM {self._event} WHERE stream = %s AND {each}
+                ORDER BY seq LIMIT 1"""
+            for each in self._conditions(statuses)
+        ]
+        backlog = f"""SELECT MAX(stream), NULL, NULL, COUNT(*) FROM (SELECT stream
+            FROM {self._event} WHERE stream = %s AND status IN (0, 2) AND {INDEXED}
+            LIMIT {int(most)}) backlog"""
+        rows = self._rows_of_each(
+            [(sql, [each]) for each in streams for sql in (*selects, backlog)]
+        )
+        heads = {row[0]: row[2] for row in sorted(r for r in rows if r[3] is None)[::-1]}
+        counts = {stream: count for stream, _, _, count in rows if count is not None}
+        return {each: (heads.get(each), counts.get(each, 0)) for each in streams}
 
     def dead_causes(self, *, since: datetime, most: int) -> list[tuple[Any, ...]]:
-        """Group dead deliveries by event type, cause and listener.
+        """Group dead deliveries by event type, listener and cause.
 
-        Return these, count, newest id, first and last death, and how many died ``since``, of at
-        most ``most`` groups, those with the most deaths since then first. A group may occur twice.
+        If nearly every delivery of an error class and listener has a cause of its own, those are
+        one group, with one of these causes. Return event type, listener, cause, how many causes a
+        group has, count, newest id, first and last death, and how many died ``since``, of at most
+        ``most`` groups, those with the most deaths since then. A group may occur twice.
         """
-        sql = f"""SELECT event_type, cause, listener, COUNT(*) AS deliveries, MAX(id) AS newest_id,
-                MIN(done_at) AS oldest, MAX(done_at) AS newest,
-                SUM(CASE WHEN done_at >= %s THEN 1 ELSE 0 END) AS lately
-            FROM {self._by_death} WHERE {{}} GROUP BY event_type, cause, listener
-            ORDER BY lately DESC, deliveries DESC LIMIT {int(most)}"""
+        whose, error = "event_type, listener", self.before_colon
+        sql = f"""SELECT event_type, listener, cause, texts, deliveries, newest_id, oldest, newest,
+                lately
+            FROM (SELECT COUNT(*) AS texts, SUM(number) AS deliveries, MAX(newest_id) AS newest_id,
+                MIN(oldest) AS oldest, MAX(newest) AS newest, SUM(lately) AS lately
+                FROM (SELECT own, kind, number, newest_id, oldest, newest, lately,
+                    COUNT(*) OVER (PARTITION BY kind) AS kinds,
+                    SUM(number) OVER (PARTITION BY kind) AS of_kind
+                    FROM (SELECT {self.digest(f"{whose}, cause")} AS own,
+                        {self.digest(f"{whose}, {error}")} AS kind, COUNT(*) AS number,
+                        MAX(id) AS newest_id, MIN(done_at) AS oldest, MAX(done_at) AS newest,
+                        SUM(CASE WHEN done_at >= %s THEN 1 ELSE 0 END) AS lately
+                        FROM {self._by_death} WHERE {{}} GROUP BY own, kind) by_cause) counted
+                GROUP BY kind, CASE WHEN kinds > {MAX_TEXTS} AND of_kind < 2 * kinds THEN kind
+                    ELSE own END
+                ORDER BY lately DESC, deliveries DESC LIMIT {int(most)}) groups_of_dead
+            JOIN {self._event} ON id = newest_id"""
         given = [to_database(since, self.connection)]
         rows = self._rows_of_each([(sql.format(each), given) for each in self._deaths()])
-        return sorted(rows, key=lambda row: (row[7], row[3]), reverse=True)[:most]
+        return sorted(rows, key=lambda row: (row[8], row[4]), reverse=True)[:most]
+
+    def digest(self, columns: str) -> str:
+        """Return the SQL of what differs where one of these columns does."""
+        return f"HASHTEXTEXTENDED(CONCAT_WS('/', {columns}), 0)"
+
+    def dead_tenants(self, *, most: int) -> list[Row]:
+        """Count the ``most`` newest dead deliveries by cause, listener and tenant."""
+        sql = f"""SELECT cause, listener, tenant_id, COUNT(*) FROM (SELECT cause, listener,
+                tenant_id FROM {self._by_death} WHERE {{}} ORDER BY id DESC LIMIT {int(most)}) dead
+            WHERE tenant_id IS NOT NULL GROUP BY cause, listener, tenant_id"""
+        return self._rows_of_each([(sql.format(each), []) for each in self._deaths()])
 
     def count_dead(self) -> int:
         """Count all dead events."""
         sql = f"SELECT COUNT(*) FROM {self._by_death} WHERE "
         return sum(row[0] for row in self._rows_of_each([(sql + e, []) for e in self._deaths()]))
 
-    def backlog_by_type(self, *, held: Sequence[str], most: int) -> list[Row]:
-        """Count the ``most`` events due first: return type, state, count and oldest due time.
-
-        What is due in one of the queues ``held`` is held.
-        """
-        one_of, params = self._one_of(held or [""], "queue")
-        sql = f"""SELECT event_type, CASE WHEN available_at <= {self.now} AND {one_of} THEN 'held'
-            WHEN available_at <= {self.now} THEN 'due' WHEN locked_by IS NOT NULL THEN 'leased'
-            WHEN status = 2 THEN 'retrying' ELSE 'scheduled' END AS state, COUNT(*),
-            MIN(available_at)
-            FROM (SELECT event_type, queue, available_at, locked_by, status FROM {self._event}
-                WHERE available_at IS NOT NULL ORDER BY available_at LIMIT {int(most)}) waiting
-            GROUP BY event_type, state"""
-        return self._rows(sql, params)
-
-    def queue_backlogs(self, *, queues: Sequence[str], most: int) -> dict[str, QueueBacklog]:
+    def queue_backlogs(self, *, queues: Sequence[str], most: int) -> list[Waiting]:
         """Count what is due in these queues, at most ``most`` events and as many streams of each.
 
         Queues in which nothing is due are left out.
         """
+        kinds = {
+            EVENTS: (
+                "CASE WHEN listener IS NULL THEN 'type' ELSE 'listener' END",
+                "COALESCE(listener, event_type)",
+            ),
+            STREAMS: ("'lane'", "lane"),
+        }
         selects = []
         for queue in queues:
-            for table, counts in ((EVENTS, "COUNT(*), 0"), (STREAMS, "0, COUNT(*)")):
+            for table, (kind, name) in kinds.items():
                 due, given = self._in_queue(queue, column=table.due, until=(self.now, []))
-                sql = f"""SELECT MIN(queue), {counts}, MIN({table.due}), {self.now}
-                    FROM (SELECT queue, {table.due} FROM {self._by_due(table)} WHERE {due}
-                        ORDER BY {self.by_queue}{table.due} LIMIT {int(most)}) due"""
+                sql = f"""SELECT MIN(queue), kind, name, COUNT(*), MIN({table.due}), {self.now}
+                    FROM (SELECT queue, {kind} AS kind, {name} AS name, {table.due}
+                        FROM {self._by_due(table)} WHERE {due}
+                        ORDER BY {self.by_queue}{table.due} LIMIT {int(most)}) due
+                    GROUP BY kind, name"""
                 selects.append((sql, given))
-        found: dict[str, QueueBacklog] = {}
-        for queue, events, streams, first, now in self._rows_of_each(selects):
-            if (age := seconds_between(first, now)) is not None:
-                one = found.get(queue, QueueBacklog(0, 0, 0.0))
-                found[queue] = QueueBacklog(
-                    one.events + events, one.streams + streams, max(one.oldest_age, age)
-                )
-        return found
+        return [
+            Waiting(queue, kind, name, number, seconds_between(first, now) or 0.0)
+            for queue, kind, name, number, first, now in self._rows_of_each(selects)
+        ]
+
+    def flow(self, *, queues: Sequence[str], since: str, most: int) -> Flow:
+        """Count the newest rows from the id ``since``, and what is due in these queues.
+
+        At most ``most`` of the newest rows, and twenty times as many due ones of each queue.
+        """
+        selects = [
+            (
+                f"""SELECT queue, COUNT(*), MIN(created_at), {self.now} FROM (
+                    SELECT queue, created_at FROM {self._event} WHERE id >= %s
+                    ORDER BY id DESC LIMIT {int(most)}) newest GROUP BY queue""",
+                [since],
+            )
+        ]
+        for queue in queues:
+            due, given = self._in_queue(queue, column=EVENTS.due, until=(self.now, []))
+            sql = f"""SELECT MIN(queue), COUNT(*), NULL, NULL FROM (SELECT queue
+                FROM {self._by_due(EVENTS)} WHERE {due} LIMIT {int(most) * 20}) due"""
+            selects.append((sql, given))
+        rows = self._rows_of_each(selects)
+        written = [row for row in rows if row[3] is not None]
+        return Flow(
+            written={queue: count for queue, count, *_ in written},
+            seconds=max((seconds_between(*row[2:]) or 0.0 for row in written), default=0.0),
+            due={queue: count for queue, count, _, now in rows if now is None and queue},
+        )
 
     @abstractmethod
     def time_limit(self, seconds: float) -> AbstractContextManager[None]:

@@ -9,7 +9,7 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from django_outbox.inspection.causes import find_cause, load_causes, only_of_cause
+from django_outbox.inspection.causes import add_examples, find_cause, load_causes, only_of_cause
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent
 from tests.table import insert, now
@@ -82,6 +82,7 @@ def test_causes_are_counted_with_their_types_largest_first() -> None:
     assert (first.error, first.message) == ("ValueError", "order # is unknown")
     assert (first.title, first.count) == ("ValueError: order # is unknown", 5)
     assert [*first.types.items()] == [("parcel.requested", 3), ("order.placed", 2)]
+    add_examples("default", found.causes)
     assert first.example == "ValueError: order 19 is unknown"  # the newest
     assert first.oldest is not None and abs(first.oldest - old) < timedelta(seconds=1)
     assert first.newest is not None and abs(first.newest - clock) < timedelta(seconds=1)
@@ -97,7 +98,7 @@ def test_listeners_that_gave_up_are_named() -> None:
         dead(1, "OSError: 1", event_type=event_type, listener=f"{event_type} mail")
         insert(1, due=None, status=Status.DONE, event_type=event_type, listener=f"{event_type} x")
     [cause] = load_causes("default", limit=9).causes
-    assert cause.listeners == {"order.placed mail", "order.paid mail"}
+    assert {*cause.listeners} == {"order.placed mail", "order.paid mail"}
 
 
 def test_a_digest_finds_the_cause_and_its_events_only() -> None:
@@ -132,4 +133,4 @@ def test_the_number_of_queries_is_bounded() -> None:
         dead(1, f"ValueError: {chr(97 + n % 26)}", event_type=f"type.{n}")
     with CaptureQueriesContext(connection) as captured:
         load_causes("default", limit=20)
-    assert len(captured) == 3
+    assert len(captured) == 2

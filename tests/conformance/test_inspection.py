@@ -10,7 +10,7 @@ import pytest
 from django.db import connection
 
 from django_outbox.admin.list_filters import STATES
-from django_outbox.inspection.holds import load_holds
+from django_outbox.inspection.queues import load_backlog
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent, OutboxPause, OutboxStream
 from django_outbox.models.queryset import by_death
@@ -61,7 +61,7 @@ def test_the_dead_events_that_block_others(settings: Any) -> None:
             keyed(key, status=status, done_at=now())
     OutboxStream.objects.exclude(key="runs").update(due_at=None)
     insert(2, due=None, status=DEAD, done_at=now())
-    found = load_holds("default", now())
+    found = load_backlog("default", now(), []).holds
     assert {each.name: each.by for each in found} == {
         key: f"event {OutboxEvent.objects.get(key=key, status=DEAD).event_id}"
         for key in ("blocked", "retried")
@@ -98,7 +98,7 @@ def test_looks_read_no_whole_table(large_table: None, settings: Any) -> None:
         "due": lambda: [*events.due()[:50]],
         "of ids": lambda: [*events.with_ids([*events.due().values_list("pk", flat=True)[:20]])],
         "leased": lambda: [*events.leased()[:50]],
-        "held": lambda: load_holds("default", now()),
+        "held": lambda: load_backlog("default", now(), []).holds,
         "blocked": lambda: [*STATES["blocked"].of(events.all())[:50]],
         "paused": lambda: [*STATES["paused"].of(events.all())[:50]],
     }

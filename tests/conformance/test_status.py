@@ -91,7 +91,7 @@ def test_45_a_count_that_is_ended_is_said_to_be_more(
     assert (found["due"], found["counts"]["DEAD"]) == (2 + 2, 7)  # events and streams
     assert {*found["at_least"]} == {"NEW", "RETRY"}
     assert re.search(r"^due +4\+$", run(), re.MULTILINE)
-    assert "events and streams due: 4+, at most 3 expected" in reasons("--max-due=3")
+    assert "Due: 4+, at most 3 expected" in reasons("--max-due=3")
 
 
 def test_45_no_count_reads_the_whole_table(emptied: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,8 +113,8 @@ def test_more_than_a_tenth_dead_in_five_minutes_is_too_much() -> None:
     assert check() == 0
     assert check("--max-dead-share=9.5%") == 1
     settled(2, dead=1)
-    lately = "dead events in the last 5 minutes"
-    assert reasons() == f"default: {lately}: 11 of the 101 that ended, at most 10 % expected"
+    lately = "deliveries that ended in the last 5 minutes are dead."
+    assert reasons() == f"default: 11 of the 101 {lately}"
     assert check("--max-dead-share=20") == 0
 
 

@@ -168,9 +168,10 @@ def test_heads_and_backlogs() -> None:
     heads = dialect.heads(streams=keys, statuses=(0, 2))
     assert heads == {":a": first[1], ":b": second[1]}
     assert dialect.heads(streams=keys, statuses=(0, 2, 3)) == {":a": first[1], ":b": second[0]}
-    counts = dialect.backlogs(streams=keys, most=2)
+    found = dialect.summaries(streams=keys, statuses=(0, 2), most=2)
+    counts = {key: backlog for key, (_head, backlog) in found.items()}
     assert counts == {":a": 2, ":b": 1, ":c": 0, ":none": 0}
-    assert dialect.backlogs(streams=[":a"], most=100) == {":a": 3}
+    assert dialect.summaries(streams=[":a"], statuses=(0, 2), most=100)[":a"] == (heads[":a"], 3)
 
 
 # --- purge of streams ----------------------------------------------------------------------------
@@ -307,7 +308,7 @@ def test_looks_at_streams_use_the_index_of_their_events(long_backlog: None) -> N
     for work in (
         lambda: dialect.heads(streams=[":k", ":z"], statuses=(0, 2)),
         lambda: dialect.heads(streams=[":k", ":z"], statuses=(0, 2, 3)),
-        lambda: dialect.backlogs(streams=[":k", ":z"], most=1000),
+        lambda: dialect.summaries(streams=[":k", ":z"], statuses=(0, 2), most=1000),
         lambda: [*OutboxStream.objects.expired()],
     ):
         for sql, params in statements(work):

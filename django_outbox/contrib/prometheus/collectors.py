@@ -22,8 +22,8 @@ from prometheus_client.registry import Collector
 from ...conf import current
 from ...inspection import call_with_timeout
 from ...inspection.counts import capped_count, counts
-from ...inspection.holds import KINDS, load_holds, longest
-from ...inspection.queues import lag, queue_states
+from ...inspection.holds import KINDS, longest
+from ...inspection.queues import lag, load_backlog
 from ...inspection.workers import clock_and_workers
 from ...models import OutboxEvent, OutboxStream, missing_table
 from .metrics import BACKLOG_GAUGES
@@ -84,8 +84,7 @@ def query_samples(alias: str) -> Iterator[Sample]:
         return
     streams = OutboxStream.objects.using(alias)
     now, known = clock_and_workers(alias)
-    holds = load_holds(alias, now)
-    queues = queue_states(alias, known, holds)
+    queues, holds, _listeners = load_backlog(alias, now, known)
     for status, count in counts(alias).numbers.items():
         yield "events", (status,), count
     yield "events_due", (), sum(each.events for each in queues)

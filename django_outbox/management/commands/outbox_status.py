@@ -13,7 +13,7 @@ from django.db import DatabaseError
 from django.utils import timezone
 
 from ...inspection import call_with_timeout
-from ...inspection.status import Limits
+from ...inspection.problems import Limits
 from ...models import missing_table
 from .. import arguments as cli
 from ..command import OutboxCommand, text_lines

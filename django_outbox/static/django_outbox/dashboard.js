@@ -2,7 +2,9 @@
 "use strict";
 
 (() => {
-  const EVERY = 15_000; // milliseconds between two refreshes, while the page is visible
+  const EVERY = 5_000; // milliseconds between two refreshes, while the page is visible
+  const STALE = 4_000; // milliseconds without an answer, after which the page is grey
+  const ABORTED = 10_000; // milliseconds without an answer, after which it is awaited no longer
   const MOST = 300_000; // milliseconds between two refreshes of a server that is slow or away
   const SHARE = 50; // the server answers for at most this part of the time: a 50th
   const from = document.querySelector("[data-refresh]").dataset.refresh;
@@ -23,9 +25,11 @@
   async function refresh() {
     clearTimeout(timer);
     const started = performance.now();
+    const slow = setTimeout(() => say(lost.dataset.failed), STALE);
+    const signal = AbortSignal.timeout(ABORTED);
     let fault = lost.dataset.failed;
     try {
-      const answer = await fetch(from, { credentials: "same-origin", cache: "no-store" });
+      const answer = await fetch(from, { credentials: "same-origin", cache: "no-store", signal });
       const text = answer.redirected || !answer.ok ? "" : await answer.text();
       if (text) renew(new DOMParser().parseFromString(text, "text/html"));
       if (text) fault = "";
@@ -33,6 +37,7 @@
     } catch (error) {
       // The server does not answer, or this is not its answer: the fault is shown.
     }
+    clearTimeout(slow);
     say(fault);
     const busy = (performance.now() - started) * SHARE;
     wait = Math.min(Math.max(EVERY, fault ? wait * 2 : busy), MOST);
@@ -42,6 +47,7 @@
   function say(text) {
     if (lost.textContent !== text) lost.textContent = text;
     lost.hidden = !text;
+    document.querySelector("[data-refresh]").classList.toggle("outbox-stale", Boolean(text));
   }
 
   function later() {
