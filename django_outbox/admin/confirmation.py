@@ -23,7 +23,7 @@ from ..queue_settings import is_rate, per_second
 from . import display
 from .actions import EventAction, amount, apply_at_once
 from .changelist import LONG_TEXTS, within_time
-from .read_only import ReadOnlyAdmin, may, reverse
+from .read_only import INPUT, ReadOnlyAdmin, may, reverse
 
 SHOWN: Final = 20  # deliveries that a confirmation page lists
 CONFIRMED_FIELD: Final = "outbox_confirmed"  # form field: the user has confirmed
@@ -38,9 +38,14 @@ class PaceForm(forms.Form):
         label=_("How fast?"),
         required=False,
         help_text=_("Such as 100/m, 10/s or 500/h. Empty: all at once."),
-        widget=forms.TextInput(attrs={"list": "outbox-rates", "size": 10}),
+        widget=forms.TextInput(attrs={"list": "outbox-rates", "size": 10, **INPUT}),
     )
-    limit = forms.IntegerField(label=_("How many at most?"), required=False, min_value=1)
+    limit = forms.IntegerField(
+        label=_("How many at most?"),
+        required=False,
+        min_value=1,
+        widget=forms.NumberInput(attrs=INPUT),
+    )
 
     def __init__(self, data: Any, *, action: EventAction, is_bulk: bool) -> None:
         super().__init__(data)

@@ -23,7 +23,7 @@ from ..models.fields import DatabaseNow
 from ..models.pause_queryset import pause_error, settable_kinds, until_error
 from ..sql import dialect_of
 from . import display
-from .read_only import ReadOnlyAdmin
+from .read_only import INPUT, ReadOnlyAdmin
 
 
 class PauseForm(forms.ModelForm):  # type: ignore[type-arg]
@@ -55,6 +55,9 @@ class PauseForm(forms.ModelForm):  # type: ignore[type-arg]
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
+        for name, field in self.fields.items():
+            if name != "force":
+                field.widget.attrs |= INPUT
         kind: Any = self.fields.get("kind")  # not there on the page of a pause, which is read-only
         if kind is not None:
             allowed = {"", *settable_kinds()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Final
 
 from django import urls
 from django.contrib import admin
@@ -15,6 +15,8 @@ from django.http import HttpRequest
 from django.urls import NoReverseMatch
 
 from ..models import OutboxEvent
+
+INPUT: Final = {"class": "outbox-input"}  # attributes of a field that other themes do not know
 
 _site: ContextVar[str] = ContextVar("outbox_site", default="admin")  # that answers the request
 
