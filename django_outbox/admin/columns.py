@@ -54,6 +54,12 @@ def stream(event: OutboxEvent) -> str:
     return "" if event.key is None else dashboard_links.stream(event.stream, str(event.key))
 
 
+def error_line(text: str | None) -> str:
+    return (
+        format_html('<span dir="ltr">{}</span>', line) if (line := display.first_line(text)) else ""
+    )
+
+
 queue: Final = column("queue", str)
 attempts: Final = column("attempts", int, _("failed attempts"))
 
@@ -65,7 +71,7 @@ LIST_COLUMNS: Final[list[str | Column]] = [
     status,
     timing,
     attempts,
-    column("last_error", display.first_line),
+    column("last_error", error_line),
 ]
 # The page of one event: sections, each a list of lines of columns.
 SECTIONS: Final[list[tuple[Any, list[tuple[str | Column, ...]]]]] = [
@@ -80,7 +86,8 @@ SECTIONS: Final[list[tuple[Any, list[tuple[str | Column, ...]]]]] = [
     (
         _("Delivery"),
         [
-            ("listener", status_and_timing, attempts, "rescues", "queue"),
+            ("listener", status_and_timing),
+            (attempts, "rescues", "queue"),
             (event_timeline.lease,),
             (column("last_error", display.error),),
             (event_timeline.deliveries,),

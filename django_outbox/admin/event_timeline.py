@@ -27,7 +27,8 @@ MAX_ERROR_LENGTH = 300  # characters of an error that are shown
 
 TABLE: Final = """<table class="outbox-deliveries">
 <tr><th>{}</th><th>{}</th><th>{}</th><th>{}</th></tr>{}</table>"""
-ROW: Final = """<tr><th>{}</th><td>{} {}</td><td>{}</td><td>{}<ul>{}</ul></td></tr>"""
+ROW: Final = """<tr><th>{}</th><td>{} {}</td><td>{}</td>
+<td dir="ltr">{}<ul>{}</ul></td></tr>"""
 
 Step = tuple[datetime, str]
 
