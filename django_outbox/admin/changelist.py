@@ -41,13 +41,6 @@ def within_time(rows: QuerySet[Any], read: Callable[[], T]) -> T | None:
         return None
 
 
-def too_slow() -> str:
-    """Say that a search was given up, and what to do."""
-    text = gettext("The search was not finished after %d seconds.") % SCAN_SECONDS
-    advice = gettext("Narrow it by the time written, or search for a whole id.")
-    return f"{text} {advice}"
-
-
 class BoundedList(ChangeList):
     """Change list of the first rows that match; it says why if it lists none or not all."""
 
@@ -61,10 +54,18 @@ class BoundedList(ChangeList):
             return self._nothing(gettext("No row has the character that this search contains."))
         try:
             self.matching = super().get_queryset(request, *args, **options)
-        except IncorrectLookupParameters as error:
-            return self._nothing(_describe(error, self.filter_params))
+        except IncorrectLookupParameters:
+            given = ", ".join(
+                f"{name}={', '.join(each)}" for name, each in self.filter_params.items()
+            )
+            text = gettext("Nothing is listed, because this filter is not possible: %s.")
+            return self._nothing(text % given)
         first = within_time(self.root_queryset, lambda: self.first(self.matching))
-        return self._nothing(too_slow()) if first is None else first
+        if first is not None:
+            return first
+        text = gettext("The search was not finished after %d seconds.") % SCAN_SECONDS
+        advice = gettext("Narrow it by the time written, or search for a whole id.")
+        return self._nothing(f"{text} {advice}")
 
     def first(self, matching: Any) -> Any:
         """Return the first rows, by their primary keys: they need not be searched again."""
@@ -139,14 +140,6 @@ class EventList(BoundedList):
         texts += [f"{name}: {', '.join(map(str, each))}" for name, each in others.items()]
         title = gettext("Search")
         return [*texts, *([f"{title}: {self.query}"] if self.query else [])]
-
-
-def _describe(error: IncorrectLookupParameters, params: Any) -> str:
-    """Say which filter is not valid: the one that the error names, or else all."""
-    name = error.args[0] if error.args and isinstance(error.args[0], str) else None
-    shown = {name: params[name]} if name in params else params
-    filters = ", ".join(f"{key}={value}" for key, each in shown.items() for value in each)
-    return gettext("Nothing is listed, because this filter is not possible: %s.") % filters
 
 
 class EventSelection(EventList):

@@ -44,11 +44,6 @@ def timing(event: Any) -> str:
     return display.timing(event.fate, event.seen_at)
 
 
-@admin.display(description=_("status"))
-def status_and_timing(event: Any) -> str:
-    return format_html("{} {}", status(event), timing(event))
-
-
 @admin.display(description=_("key"))
 def stream(event: OutboxEvent) -> str:
     return "" if event.key is None else dashboard_links.stream(event.stream, str(event.key))
@@ -86,7 +81,7 @@ SECTIONS: Final[list[tuple[Any, list[tuple[str | Column, ...]]]]] = [
     (
         _("Delivery"),
         [
-            ("listener", status_and_timing),
+            ("listener", status, timing),
             (attempts, "rescues", "queue"),
             (event_timeline.lease,),
             (column("last_error", display.error),),

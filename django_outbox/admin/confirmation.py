@@ -38,17 +38,14 @@ class PaceForm(forms.Form):
         label=_("How fast?"),
         required=False,
         help_text=_("Such as 100/m, 10/s or 500/h. Empty: all at once."),
-        widget=forms.TextInput(attrs={"list": "outbox-rates", "size": 10, **INPUT}),
+        widget=forms.TextInput(attrs={"list": "outbox-rates", "size": 10}),
     )
-    limit = forms.IntegerField(
-        label=_("How many at most?"),
-        required=False,
-        min_value=1,
-        widget=forms.NumberInput(attrs=INPUT),
-    )
+    limit = forms.IntegerField(label=_("How many at most?"), required=False, min_value=1)
 
     def __init__(self, data: Any, *, action: EventAction, is_bulk: bool) -> None:
         super().__init__(data)
+        for field in self.fields.values():
+            field.widget.attrs |= INPUT
         if not action.takes_rate:
             del self.fields["rate"]
         if not is_bulk:

@@ -81,16 +81,12 @@ def timing(fate: Fate, now: datetime) -> str | SafeString:
 
 def what_next(fate: Fate) -> str:
     """Say what happens to a delivery without anybody's doing, and what has to be done."""
-    if fate.state in NEXT:
-        return str(NEXT[fate.state])
     if fate.state not in ("held", "waiting", "retrying"):
-        return ""
-    if fate.by:
-        kind = _kind(fate)
-        return str(NEXT[kind if kind in NEXT else "pause"])
-    if fate.until is not None:
-        return str(NEXT["retry" if fate.state == "retrying" else "later"])
-    return str(NEXT["due" if fate.since else "event"])
+        return str(NEXT.get(fate.state, ""))
+    if kind := _kind(fate):
+        return str(NEXT.get(kind, NEXT["pause"]))
+    later = "retry" if fate.state == "retrying" else "later"
+    return str(NEXT[later if fate.until else "due" if fate.since else "event"])
 
 
 def _kind(fate: Fate) -> str:

@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any, Final, cast
 from urllib.parse import urlencode
 
-from django.apps import apps
 from django.contrib import admin, messages
 from django.contrib.admin import AdminSite
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
@@ -292,13 +291,8 @@ def _object_url(request: HttpRequest, event: OutboxEvent, site: AdminSite) -> st
 
     ``write`` stores the label of the model, such as ``shop.Order``, if it is given ``aggregate=``.
     """
-    if event.aggregate_id is None or event.aggregate_type.count(".") != 1:
-        return None
-    try:
-        model = apps.get_model(event.aggregate_type)
-    except (LookupError, ValueError):
-        return None
-    if model._meta.label != event.aggregate_type or not site.is_registered(model):
+    model = {each._meta.label: each for each in site._registry}.get(event.aggregate_type)
+    if event.aggregate_id is None or model is None:
         return None
     if not site.get_model_admin(model).has_view_permission(request):
         return None
