@@ -19,7 +19,7 @@ class Entry:
 
     path: str  # module and name: "django_outbox:write"
     heading: str = ""  # empty: the heading of the chapter is its heading
-    level: int = 3
+    level: int = 3  # of the heading; 0: an item of a list, with the first paragraph only
     stable: bool = True
     signature: str | None = None  # None: from the code; empty: it is not called
     text: str = ""  # instead of a docstring
@@ -70,6 +70,7 @@ SIGNAL = "[Signal and write](../how-to/hook-into-writing.md#a-django-signal-that
 FALLBACK = "[Fall back](../how-to/retry.md#fall-back-when-a-listener-fails-for-good)"
 TRACE = "[Trace](../how-to/hook-into-writing.md#traces)"
 RAISED = "[Return values and exceptions](../how-to/listen.md#return-values-and-exceptions)"
+EMBED = "[Embed a worker](../how-to/go-to-production.md#embed-a-worker-in-your-own-process)"
 ERRORS = "[Writes fail](../how-to/troubleshoot.md#writes-fail)"
 
 AWRITE = """Do what ``write`` does, in Django's thread-sensitive thread.
@@ -179,11 +180,12 @@ CHAPTERS: dict[str, list[Entry]] = {
         top("OutboxSignal", methods=("send", "send_robust", "asend", "asend_robust"), see=SIGNAL),
         error(
             "Event",
+            signature="Event(*, event_type, payload=None, ...)",
             methods=("from_json", "payload_as", "is_delayed"),
             see="[Forward an event](../how-to/write-events.md#forward-an-event)",
         ),
         top("event", see="[Type events](../how-to/type-events.md)"),
-        error("GLOBAL", text=GLOBAL, example=GLOBAL_EXAMPLE),
+        error("GLOBAL", text=GLOBAL, example=GLOBAL_EXAMPLE, see=WRITE),
     ],
     "listening": [
         top(
@@ -192,7 +194,7 @@ CHAPTERS: dict[str, list[Entry]] = {
             "[Queues](../how-to/separate-slow-listeners.md) and "
             "[Fall back](../how-to/retry.md#fall-back-when-a-listener-fails-for-good)",
         ),
-        error("ANY", text=ANY, example=ANY_EXAMPLE),
+        error("ANY", text=ANY, example=ANY_EXAMPLE, see=LISTEN),
         top("Done", heading="`Done()`", see=LISTEN),
         top("Defer", see=LISTEN),
         top("Dead", see=LISTEN),
@@ -217,10 +219,10 @@ CHAPTERS: dict[str, list[Entry]] = {
             example=DRAIN_EXAMPLE,
             see="[Without a worker](../how-to/go-to-production.md#without-a-worker)",
         ),
-        top("current_event"),
-        top("fate"),
+        top("current_event", see=LISTEN),
+        top("fate", see="[`--event`](commands.md#outbox_status)"),
         named("django_outbox:Fate", signature="", see="[`--event`](commands.md#outbox_status)"),
-        top("Worker", example=WORKER_EXAMPLE, methods=("depths", "is_spent")),
+        top("Worker", example=WORKER_EXAMPLE, methods=("depths", "is_spent"), see=EMBED),
     ],
     "receiving": [
         called(
@@ -254,6 +256,7 @@ CHAPTERS: dict[str, list[Entry]] = {
             path="django_outbox.models.inbox_queryset:InboxQuerySet",
             signature="",
             methods=("expired", "purge"),
+            see="[Idempotent consumers](../how-to/receive-messages.md)",
         )
     ],
     "pauses": [
@@ -324,35 +327,41 @@ CHAPTERS: dict[str, list[Entry]] = {
         of_contrib("logs", "JSONFormatter", signature="", see="[Log lines](logs.md)"),
         of_contrib("logs", "ContextFilter", signature="", stable=False, see=CONTEXT),
         of_contrib("logs", "context", stable=False, see=CONTEXT),
-        of_contrib("logs", "remember", stable=False),
-        of_contrib("logs", "restore", stable=False),
+        of_contrib("logs", "remember", stable=False, see=CONTEXT),
+        of_contrib("logs", "restore", stable=False, see=CONTEXT),
     ],
     "opentelemetry": [
         of_contrib("opentelemetry", "remember", stable=False, see=TRACE),
-        of_contrib("opentelemetry", "remember_baggage", stable=False),
-        of_contrib("opentelemetry", "restore", stable=False),
+        of_contrib("opentelemetry", "remember_baggage", stable=False, see=TRACE),
+        of_contrib("opentelemetry", "restore", stable=False, see=TRACE),
     ],
     "prometheus": [
         of_contrib("prometheus", "serve", stable=False, see="[Metrics](metrics.md#turn-them-on)")
     ],
     "testing": [
-        called(TESTING + "capture_events", see=TEST),
-        called(TESTING + "assert_event_written", see=TEST),
-        called(TESTING + "make_event", see=TEST),
-        called(TESTING + "capture_relayed", see=TEST),
-        named(TESTING + "send_relayed", see=TEST),
-        called(TESTING + "drain", heading="`testing.drain(…)`", see=TEST),
-        called(TESTING + "immediate_delivery", see=TEST),
-        named(TESTING + "accept_test_transaction", see=TEST),
-        called(TESTING + "pass_time", see=TEST),
-        called(TESTING + "running_worker", see=TEST),
-        called(TESTING + "wait_until", see=TEST),
-        named(TESTING + "Relayed", signature="", see=TEST),
-        named(TESTING + "Written", signature="", see=TEST),
+        called(TESTING + "capture_events", level=0, see=TEST),
+        called(TESTING + "assert_event_written", level=0, see=TEST),
+        called(TESTING + "make_event", level=0, see=TEST),
+        called(TESTING + "capture_relayed", level=0, see=TEST),
+        named(TESTING + "send_relayed", level=0, see=TEST),
+        called(TESTING + "drain", heading="`testing.drain(…)`", level=0, see=TEST),
+        called(TESTING + "immediate_delivery", level=0, see=TEST),
+        named(TESTING + "accept_test_transaction", level=0, see=TEST),
+        called(TESTING + "pass_time", level=0, see=TEST),
+        called(TESTING + "running_worker", level=0, see=TEST),
+        called(TESTING + "wait_until", level=0, see=TEST),
+        named(TESTING + "Relayed", signature="", level=0, see=TEST),
+        named(TESTING + "Written", signature="", level=0, see=TEST),
     ],
     "fixtures": [
-        named("django_outbox.pytest_plugin:outbox_events", signature="", see=TEST),
-        named("django_outbox.pytest_plugin:outbox_worker", signature="", stable=False, see=TEST),
+        named("django_outbox.pytest_plugin:outbox_events", signature="", level=0, see=TEST),
+        named(
+            "django_outbox.pytest_plugin:outbox_worker",
+            signature="",
+            stable=False,
+            level=0,
+            see=TEST,
+        ),
     ],
     "errors": [
         error("OutboxError", signature="", see=ERRORS),

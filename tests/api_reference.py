@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import django
+from django.db.models import QuerySet
 
 from tests.api_entries import CHAPTERS, Entry
 
@@ -60,22 +61,28 @@ def rewritten(page: str) -> str:
 def chapter(entries: list[Entry]) -> str:
     """Return the entries, with the guide of several in a row at the last of them."""
     following = [*(each.see for each in entries[1:]), ""]
-    return "\n" + "".join(
+    made = "\n" + "".join(
         f"{part}\n\n"
         for entry, see in zip(entries, following, strict=True)
         for part in parts(entry, with_guide=entry.see != see)
     )
+    return re.sub(r"^(- .*(?:\n  .*)*)\n\n(?=- )", r"\1\n", made, flags=re.MULTILINE)
 
 
 def parts(entry: Entry, *, with_guide: bool = True) -> Iterator[str]:
     """Yield heading, signature, description, errors, methods, and links or an example."""
     value = entry.value()
     text, example = split(entry.text or inspect.getdoc(value) or "")
+    promise = "" if entry.stable else "**Provisional.** "
+    if not entry.level:
+        called = entry.signature is None
+        shown = call_of(entry.name, value, with_types=False) if called else entry.name
+        yield item(shown, promise + text)
+        return
     if entry.heading:
         yield f"{'#' * entry.level} {entry.heading}"
     if shown := signature_of(entry, value):
         yield f"```py\n{shown}\n```"
-    promise = "" if entry.stable else "**Provisional.** "
     for number, paragraph in enumerate(text.split("\n\n")):
         yield formatted(paragraph if number else f"{promise}{paragraph}")
     if entry.methods:
@@ -135,7 +142,15 @@ def method(cls: type, name: str) -> str:
         shown = shown.removesuffix(f" -> {cls.__name__}").removesuffix(" -> None")
         doc = inspect.getdoc(call)
     prose = split(doc or "")[0]
+    if issubclass(cls, QuerySet):
+        return item(shown, prose)
     return filled(f"- `{shown}`: {code(prose)}", indent="  ")
+
+
+def item(shown: str, prose: str) -> str:
+    """Return a list item with the first paragraph of a docstring; a guide says the rest."""
+    call = " ".join(shown.split()).replace("( ", "(").replace(", )", ")")
+    return filled(f"- `{call}`: {code(prose.partition(chr(10) * 2)[0])}", indent="  ")
 
 
 # --- signatures ----------------------------------------------------------------------------------

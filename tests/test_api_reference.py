@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 import threading
 import unittest
 from collections.abc import Callable, Iterator
@@ -18,12 +17,10 @@ import django_outbox as outbox
 from django_outbox import relays, signals, testing
 from django_outbox.listeners import registry
 from django_outbox.signals import event_decided
-from tests import api_reference, samples
+from tests import api_reference
 from tests.api_entries import CHAPTERS
 
-PAGE = samples.DOCS / "reference" / "api.md"
 ENTRIES = [entry for entries in CHAPTERS.values() for entry in entries]
-IMPORT = re.compile(r"^(?:from|import) ", re.MULTILINE)
 
 
 # --- how it is made ------------------------------------------------------------------------------
@@ -44,11 +41,6 @@ def test_a_signature_shows_the_kinds_of_its_arguments(call: Callable[..., Any], 
 # --- every example runs --------------------------------------------------------------------------
 
 
-def is_of_imports(code: str) -> bool:
-    """Whether a block begins a chapter: nothing but imports."""
-    return bool(IMPORT.match(code)) and "\n\n\n" not in code and "def " not in code
-
-
 EXAMPLES = [
     (
         entry.heading or entry.path,
@@ -56,11 +48,24 @@ EXAMPLES = [
     )
     for entry in ENTRIES
 ]
-IMPORTS = "\n".join(
-    match["code"]
-    for match in samples.BLOCK.finditer(PAGE.read_text())
-    if is_of_imports(match["code"])
-)
+IMPORTS = """
+import json, logging, time
+from datetime import timedelta
+
+import msgspec, pytest
+from asgiref.sync import async_to_sync
+from django.db import transaction
+from django.test import TestCase, TransactionTestCase, override_settings
+import django_outbox as outbox
+from django_outbox.contrib import logs, opentelemetry
+from django_outbox.contrib.prometheus import serve
+from django_outbox.hooks import JSON
+from django_outbox.inspection.status import status
+from django_outbox.models import OutboxEvent, OutboxInbox, OutboxPause, OutboxStream
+from django_outbox.relays import Backend, BrokerUnavailable, Message, Outcome, Unconfirmed
+from django_outbox.signals import event_dead
+from django_outbox.testing import *
+"""
 # What an example's listener decides; any other is done.
 OUTCOMES = {
     "`Defer(…)`": "deferred",
@@ -100,7 +105,7 @@ def test_an_example_runs(
 ) -> None:
     names: dict[str, Any] = {"__name__": "sample", "__tmp__": tmp_path / "log"}
     with forgotten() as before:
-        exec(compile(IMPORTS, str(PAGE), "exec"), names)
+        exec(compile(IMPORTS, "imports", "exec"), names)
         given = {*names}
         exec(compile(code, heading, "exec"), names)
         for new in {*registry.listeners()} - before:

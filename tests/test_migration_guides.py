@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from datetime import datetime, timedelta, timezone
 from importlib import import_module
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 from uuid import uuid4
 
@@ -19,7 +17,6 @@ from django.contrib import admin
 from django.test import modify_settings
 
 import django_outbox as outbox
-from django_outbox.models import OutboxEvent
 from tests import samples
 from tests.testapp.models import Order
 
@@ -80,15 +77,6 @@ class Shop:
         return module
 
 
-def command(module: Any, **options: Any) -> str:
-    """Run the management command of a module, and return what it prints."""
-    lines: list[str] = []
-    made = module.Command()
-    made.stdout = SimpleNamespace(write=lines.append)
-    made.handle(**options)
-    return "\n".join(lines)
-
-
 @pytest.fixture
 def shop(monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
     """Lend the shop that each page begins with."""
@@ -129,18 +117,6 @@ def celery(shop: Shop) -> Iterator[Any]:
     import_module("kombu").pools.reset()
 
 
-def messages(celery: Any) -> list[Any]:
-    """Take the messages of the queue, without acknowledging them."""
-    found = []
-    with celery.connection_for_read() as link:
-        queue = celery.amqp.queues[celery.conf.task_default_queue](link.default_channel)
-        while message := queue.get(accept=["json"]):
-            found.append(message)
-        for message in found:
-            message.requeue()
-    return found
-
-
 def celery_listener(shop: Shop) -> None:
     shop.add(
         "shop.parcels", samples.run(CELERY, only="def book(order_id)", __name__="shop.parcels")
@@ -153,64 +129,20 @@ def celery_task(shop: Shop) -> Any:
     return shop.add("shop.tasks", both)
 
 
-@pytest.fixture
-def move_celery(shop: Shop, celery: Any) -> Callable[[], str]:
-    """Lend the command of the page that empties a queue of Celery."""
+@pytest.mark.parametrize("first", ["celery", "outbox"])
+def test_celery_and_the_outbox_book_a_parcel_once(shop: Shop, celery: Any, first: str) -> None:
     celery_listener(shop)
-    celery_task(shop)
-    module = shop.add("shop.move_celery", samples.run(CELERY, only="SimpleQueue"))
-    return lambda: command(module, queue=celery.conf.task_default_queue)
-
-
-def test_pending_messages_of_celery_move(
-    shop: Shop, celery: Any, move_celery: Callable[[], str]
-) -> None:
-    first, second = (Order.objects.create(sku=sku).pk for sku in ("teapot", "kettle"))
-    task = celery.tasks["shop.tasks.book_parcel"]
-    tomorrow = datetime.now(timezone.utc) + timedelta(days=1)
-    task.delay(first)
-    task.apply_async(kwargs={"order_id": second}, eta=tomorrow)
-    committed = []  # events, at each acknowledgement
-    message = import_module("kombu.message").Message
-    ack = message.ack
+    task = celery_task(shop).book_parcel
+    block = samples.run(CELERY, only="transaction.on_commit(lambda: book_parcel")
+    shop.add("shop.views", block)
+    sent: list[int] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            message, "ack", lambda self: (committed.append(OutboxEvent.objects.count()), ack(self))
-        )
-        assert move_celery() == "moved 2, kept 0"
-    assert committed == [1, 2]
-    assert messages(celery) == []
-    assert move_celery() == "moved 0, kept 0"
-    rows = OutboxEvent.objects.order_by("event_id")
-    assert [row.event_type for row in rows] == ["celery.book_parcel"] * 2
-    assert rows[1].deliver_at == pytest.approx(tomorrow, abs=timedelta(milliseconds=1))
-    assert outbox.drain() == 1
-    assert booked(shop) == ["teapot"]
-
-
-def test_what_the_move_does_not_know_stays_in_celery(
-    celery: Any, move_celery: Callable[[], str]
-) -> None:
-    task = celery.tasks["shop.tasks.book_parcel"]
-    task.apply_async((1,), expires=600)
-    task.apply_async((2,), link=task.si(3))  # part of a workflow
-    celery.send_task("shop.tasks.other", (4,))
-    task.delay(5)
-    assert move_celery() == "moved 1, kept 3"
-    kept = sorted((each.headers["task"], each.decode()[0]) for each in messages(celery))
-    assert kept == [(task.name, [1]), (task.name, [2]), ("shop.tasks.other", [4])]
-    [row] = OutboxEvent.objects.all()
-    assert json.loads(row.payload) == {"order": 5}
-
-
-def test_a_message_that_comes_again_is_recognized(
-    celery: Any, move_celery: Callable[[], str]
-) -> None:
-    """As after a kill between the commit and the acknowledgement."""
-    for _ in range(2):
-        celery.send_task("shop.tasks.book_parcel", (1,), task_id="t-1")
-    assert move_celery() == "moved 2, kept 0"
-    assert OutboxEvent.objects.get().unique_key == "celery:t-1"
+        patch.setattr(task, "delay", sent.append)
+        order = sys.modules["shop.views"].place_order("teapot")
+    runs: list[Callable[[], Any]] = [lambda: task(sent[0]), outbox.drain]
+    for run in runs if first == "celery" else reversed(runs):
+        run()
+    assert shop.carrier.booked == [("teapot", f"order-{order.pk}")]
 
 
 @contextmanager

@@ -77,7 +77,7 @@ BREAKS: list[tuple[Rule, Break]] = [
     ),
     (
         reference.names_of_the_test_kit_are_listed,
-        ("docs/reference/api.md", "### `make_event", "### `create_event"),
+        ("docs/reference/api.md", "- `make_event", "- `create_event"),
     ),
     (api.page_is_up_to_date, ("docs/reference/api.md", "Write one event", "Send one event")),
     (api.lines_have_the_right_width, ("docs/reference/api.md", "", "word " * 25)),

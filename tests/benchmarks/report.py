@@ -25,8 +25,6 @@ BLOCK = re.compile(r"(<!-- benchmarks: (\w+) -->\n).*?(<!-- end of benchmarks --
 DATABASES = {"postgres": "PostgreSQL", "mariadb": "MariaDB", "mysql": "MySQL", "sqlite": "SQLite"}
 SHORTLIST = (("write", 0), ("drain", 0), ("latency", 0), ("latency", 5), ("latency", 6))
 
-JUDGED = ["database", "what", "compared with", "target", "measured"]
-
 Run = dict[str, Any]
 
 
@@ -67,9 +65,17 @@ def made_on(run: Run) -> str:
 
 
 def missed(run: Run) -> str:
-    """The figures that missed their target, and how many there are."""
-    found = [each for each in figures(run) if each[1].reached is False]
-    return f"{misses(run)}\n\n" + table(JUDGED, [judged(*each) for each in found])
+    """The figures that missed their target, a row each, and how many there are."""
+    rows: dict[tuple[str, str], dict[str, str]] = {}
+    for database, figure in figures(run):
+        if figure.reached is False:
+            rows.setdefault((figure.name, figure.reference), {})[database] = judged(figure)
+    names = [name for name in DATABASES if any(name in cells for cells in rows.values())]
+    lines = [
+        [", compared with ".join(filter(None, key)), *(cells.get(name, "") for name in names)]
+        for key, cells in rows.items()
+    ]
+    return f"{misses(run)}\n\n" + table(["", *(DATABASES[name] for name in names)], lines)
 
 
 def misses(run: Run) -> str:
@@ -77,9 +83,9 @@ def misses(run: Run) -> str:
     return f"{met.count(False)} of {len(met)} targets were missed."
 
 
-def judged(database: str, figure: Figure) -> list[str]:
+def judged(figure: Figure) -> str:
     value = str(Spread.of(figure.judged)) + (" ×" if figure.references else f" {figure.unit}")
-    return [DATABASES[database], figure.name, figure.reference, figure.bar, value]
+    return f"{value}, not {figure.bar}"
 
 
 def shortlist(run: Run) -> str:

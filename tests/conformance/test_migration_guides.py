@@ -72,16 +72,6 @@ def procrastinate_both(shop: Shop) -> Any:
 
 
 @on_postgres
-def test_before_procrastinate_books_the_parcel(shop: Shop, jobs: Any) -> None:
-    block = samples.run(PROCRASTINATE, only="carrier.book(Order", __name__="shop.tasks")
-    shop.add("shop.tasks", block)
-    block = samples.run(PROCRASTINATE, only="(sku=sku)\n        book_parcel")
-    shop.add("shop.views", block).place_order("teapot")
-    run_procrastinate()
-    assert (booked(shop), jobs.objects.get().status) == (["teapot"], "succeeded")
-
-
-@on_postgres
 @pytest.mark.parametrize("first", ["procrastinate", "outbox"])
 def test_procrastinate_and_the_outbox_side_by_side(shop: Shop, jobs: Any, first: str) -> None:
     procrastinate_both(shop)
