@@ -62,6 +62,7 @@ from django_outbox.contrib.prometheus import serve
 from django_outbox.hooks import JSON
 from django_outbox.inspection.status import status
 from django_outbox.models import OutboxEvent, OutboxInbox, OutboxPause, OutboxStream
+from django_outbox.models import OutboxOperation
 from django_outbox.relays import Backend, BrokerUnavailable, Message, Outcome, Unconfirmed
 from django_outbox.signals import event_dead
 from django_outbox.testing import *
