@@ -28,7 +28,7 @@ GROUPS = "admin:django_outbox_outboxevent_groups"
 
 def rows_of(page: str) -> list[str]:
     """Return the HTML of each cause on the page."""
-    return re.findall(r"<tr[^>]*>\s*<td class=.outbox-count.>(.*?)</tr>", page, re.DOTALL)
+    return re.findall(r"<tr[^>]*>\s*<td class=.outbox-count.[^>]*>(.*?)</tr>", page, re.DOTALL)
 
 
 def links_of(text: str) -> list[str]:

@@ -106,7 +106,7 @@ class CausesAdmin(ConfirmationAdmin):
                 (title, _most(counts), max(len(counts) - MAX_NAMES, 0))
                 for title, counts in (
                     (gettext("listeners"), cause.listeners),
-                    (gettext("tenants"), cause.tenants),
+                    (gettext("tenants (of the newest 10,000 deaths)"), cause.tenants),
                 )
                 if counts
             ],

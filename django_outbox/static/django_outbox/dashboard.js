@@ -3,7 +3,7 @@
 
 (() => {
   const EVERY = 5_000; // milliseconds between two refreshes, while the page is visible
-  const STALE = 4_000; // milliseconds without an answer, after which the page is grey
+  const STALE = 3_000; // milliseconds without an answer, after which the page is grey
   const ABORTED = 10_000; // milliseconds without an answer, after which it is awaited no longer
   const MOST = 300_000; // milliseconds between two refreshes of a server that is slow or away
   const SHARE = 50; // the server answers for at most this part of the time: a 50th
