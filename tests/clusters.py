@@ -1,6 +1,7 @@
 """Clusters of private servers: a PostgreSQL pair, MariaDB Galera, MySQL Group Replication.
 
 A node can be killed and come back. ``way`` is what Django's settings need to reach the others.
+``python -m tests.clusters KIND COMMAND…`` runs a command, such as pytest, on one.
 """
 
 from __future__ import annotations
@@ -9,6 +10,9 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
+import sys
+import tempfile
 from abc import abstractmethod
 from contextlib import closing, suppress
 from pathlib import Path
@@ -286,3 +290,24 @@ class Group(Nodes):
 
     def _node(self, directory: Path, number: int) -> GroupNode:
         return GroupNode(directory, number, self._addresses)
+
+
+def main(kind: str, *command: str) -> int:
+    """Run a command on a node of a cluster; of a pair, on the standby that has taken over."""
+    with tempfile.TemporaryDirectory(prefix="outbox-", ignore_cleanup_errors=True) as place:
+        cluster = make(kind, Path(place))
+        try:
+            cluster.start()
+            if kind == "pair":
+                cluster.kill()
+                cluster.promote()
+                cluster.join()
+                cluster.url = f"postgres://postgres@127.0.0.1:{cluster.ports[1]}/postgres"
+            found = {"OUTBOX_TEST_DB": VENDORS[kind], "DATABASE_URL": cluster.url}
+            return subprocess.run(command, env={**os.environ, **found}, check=False).returncode
+        finally:
+            cluster.stop()
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
