@@ -191,6 +191,20 @@ def test_w060_a_module_that_no_app_has(name: str, hint: str | None) -> None:
     assert all(repr(name) in each.msg and (hint or "") in (each.hint or "") for each in found)
 
 
+@pytest.mark.parametrize(("module", "warned"), [("listener", True), ("filters", False)])
+def test_w060_a_module_that_is_called_nearly_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, warned: bool
+) -> None:
+    app = tmp_path / f"shop_with_{module}"
+    app.mkdir()
+    (app / "__init__.py").touch()
+    (app / f"{module}.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    with override_settings(INSTALLED_APPS=["django_outbox", app.name]):
+        found = [each for each in ours() if each.id == "django_outbox.W060"]
+    assert [f'"{module}"' in (each.hint or "") for each in found] == [True] * warned
+
+
 # --- databases: a separate SQLite file, whatever this run uses ------------------------------------
 
 

@@ -655,3 +655,8 @@ def test_a_forked_child_draws_ids_of_its_own(monkeypatch: pytest.MonkeyPatch) ->
 
     assert theirs == sorted(theirs)
     assert len({before, *ours, *theirs}) == 201
+
+
+def test_an_event_made_without_names_says_how() -> None:
+    with pytest.raises(TypeError, match="event_type="):
+        outbox.Event("order.placed", {"sku": "teapot"})  # type: ignore[misc]

@@ -176,13 +176,22 @@ def check_atomic(app_configs: Configs, **kwargs: Any) -> Iterator[CheckMessage]:
 
 @register("django_outbox")
 def check_listener_module(app_configs: Configs, **kwargs: Any) -> Iterator[CheckMessage]:
-    """Report W060 a LISTENER_MODULE that no app has."""
-    name = None if conf.problems() else getattr(settings, "OUTBOX", {}).get("LISTENER_MODULE")
-    found = [each for each in apps.get_app_configs() if not each.name.startswith("django.")]
+    """Report W060 a LISTENER_MODULE that no app has, if it was set or is called nearly the same."""
+    if conf.problems():
+        return
+    name, is_set = (
+        conf.current().LISTENER_MODULE,
+        "LISTENER_MODULE" in getattr(settings, "OUTBOX", {}),
+    )
+    others = {each.name for each in apps.get_app_configs() if each.name.startswith("django.")}
+    found = [each for each in apps.get_app_configs() if each.name not in others | {"django_outbox"}]
     modules = [each.module for each in found if each.module is not None]
-    if name is None or any(module_has_submodule(each, name) for each in modules):
+    if any(module_has_submodule(each, name) for each in modules):
         return
     known = {info.name for each in modules for info in iter_modules(each.__path__)}
+    known = {each for each in known if is_set or "listener" in each}
+    if not (is_set or known):
+        return
     yield Warning(
         f'OUTBOX["LISTENER_MODULE"] is {name!r}, and no app in INSTALLED_APPS has a module of that '
         "name: no listener was imported.",

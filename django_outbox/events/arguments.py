@@ -48,11 +48,14 @@ def suggest_names(function: F) -> F:
         try:
             return function(*args, **named)
         except TypeError:
+            title = function.__qualname__.removesuffix(".__init__")
+            if title == "Event" and len(args) > 1:
+                text = "Event takes its fields by name, as in Event(event_type=…, payload=…)."
+                raise TypeError(text) from None
             known = inspect.signature(function).parameters
             for name in named.keys() - known:
                 near = difflib.get_close_matches(name, [*known, *OTHER_NAMES], n=1)
                 if near and (right := OTHER_NAMES.get(near[0], near[0])) in known:
-                    title = function.__qualname__.removesuffix(".__init__")
                     raise TypeError(
                         f"{title}() got an unexpected argument {name!r}. Did you mean {right!r}?"
                     ) from None
