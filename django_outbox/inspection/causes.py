@@ -38,6 +38,7 @@ class Cause:
     key: tuple[str, ...]  # the text of the column; or class and listener
     digest: str  # names the cause; keyed, so that it does not betray the message
     texts: int = 1  # how many differ
+    without: Sequence[str] = ()  # listeners whose errors of this class are a cause of their own
     example: str = ""  # the error of the newest event, not redacted
     newest_id: str = ""  # of the newest delivery
     count: int = 0
@@ -57,7 +58,8 @@ class Cause:
     def condition(self) -> Q:
         """Return the condition of its deliveries, among dead ones."""
         if len(self.key) == 1:
-            return Q(cause=self.key[0]) if self.key[0] else Q(cause=None) | Q(cause="")
+            same = Q(cause=self.key[0]) if self.key[0] else Q(cause=None) | Q(cause="")
+            return same & ~Q(listener__in=self.without) if self.without else same
         error, listener = self.key
         of_class = Q(cause=error) | Q(cause__startswith=f"{error}:")
         return of_class & (Q(listener=listener) if listener else Q(listener=None))
@@ -134,9 +136,8 @@ def add_tenants(alias: str, causes: Sequence[Cause]) -> None:
     """Add how many of the newest ``MAX_GROUPS`` dead deliveries each tenant has of each cause."""
     by_key = {each.key: each for each in causes}
     for text, title, tenant, count in dialect_of(connections[alias]).dead_tenants(most=MAX_GROUPS):
-        for key in _keys(text, title):
-            if key in by_key:
-                by_key[key].tenants[tenant] += count
+        if cause := next(filter(None, map(by_key.get, _keys(text, title))), None):
+            cause.tenants[tenant] += count
 
 
 def only_of_cause(alias: str, digest: str, ids: Sequence[str]) -> list[str]:
@@ -148,8 +149,8 @@ def only_of_cause(alias: str, digest: str, ids: Sequence[str]) -> list[str]:
 
 
 def _keys(cause: str | None, listener: str | None) -> list[tuple[str, ...]]:
-    """Return the keys of the causes that a delivery can belong to."""
-    return [(cause or "",), (error_class(cause), listener or "")]
+    """Return the keys of the causes that a delivery can belong to: its class, if that is one."""
+    return [(error_class(cause), listener or ""), (cause or "",)]
 
 
 def _digest(key: tuple[str, ...]) -> str:
@@ -180,6 +181,10 @@ def _grouped(groups: Iterable[_Group]) -> dict[str, Cause]:
         cause.newest_id = max(cause.newest_id, each.newest_id)
         cause.newest = max(filter(None, (cause.newest, each.newest)), default=None)
         cause.oldest = min(filter(None, (cause.oldest, each.oldest)), default=None)
+    classes = [key for key in found if len(key) > 1]
+    for cause in found.values():
+        if len(cause.key) == 1:
+            cause.without = [listener for error, listener in classes if error == cause.error]
     return {each.digest: each for each in found.values()}
 
 

@@ -9,7 +9,13 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from django_outbox.inspection.causes import add_examples, find_cause, load_causes, only_of_cause
+from django_outbox.inspection.causes import (
+    add_examples,
+    add_tenants,
+    find_cause,
+    load_causes,
+    only_of_cause,
+)
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent
 from tests.table import insert, now
@@ -126,6 +132,26 @@ def test_causes_of_the_last_hour_come_first() -> None:
             ("b", 2, 2),
             ("a", 3, 0),
         ]
+
+
+def test_a_class_of_errors_is_one_cause_where_every_text_differs() -> None:
+    """Of one listener; what many deliveries share, or another listener has, stays apart."""
+    mail = {"listener": "order.placed mail"}
+    ids = [dead(1, f"ValueError: {chr(97 + n)}", tenant_id="north", **mail)[0] for n in range(25)]
+    others = [*dead(1, "ValueError: a"), *dead(1, "KeyError: a", **mail)]
+    found = load_causes("default", limit=9)
+    first = found.causes[0]
+    assert (first.title, first.count, first.texts, len(found.causes)) == ("ValueError", 25, 25, 3)
+    assert {*OutboxEvent.objects.dead().filter(first.condition)} == {
+        *OutboxEvent.objects.filter(pk__in=ids)
+    }
+    assert only_of_cause("default", first.digest, [*others, *ids]) == sorted(ids)
+    same = OutboxEvent.objects.dead().filter(found.causes[-1].condition)
+    assert [each.pk for each in same] == others[:1]
+    add_tenants("default", found.causes)
+    assert [dict(each.tenants) for each in found.causes] == [{"north": 25}, {}, {}]
+    dead(30, "ValueError: a", **mail)  # now two in three have a text of their own
+    assert len(load_causes("default", limit=99).causes) == 26
 
 
 def test_the_number_of_queries_is_bounded() -> None:
