@@ -22,7 +22,7 @@ CODE_LINES = {
     "django_outbox/sql": 2_094,
 }
 MODULES = 199  # of the package, migrations among them
-TEST_LINES = 72_965  # of all Python files below tests, comments and blank lines among them
+TEST_LINES = 72_970  # of all Python files below tests, comments and blank lines among them
 PAGES, WORDS = 49, 69_560  # below docs
 NO_CODE = {
     tokenize.COMMENT,
