@@ -125,7 +125,7 @@ def test_a_dead_event_is_found_read_replayed_and_delivered(
     assert statuses() == {"DEAD": 1, "DONE": 2}
     press(driver, "Yes: Replay")
     assert messages(driver) == ["1 delivery was replayed."]
-    assert "This delivery is dead" not in shown(driver)
+    assert "It stays here" not in shown(driver)
 
     worker()
     wait_until(is_settled(event_id), within=START)
