@@ -60,7 +60,7 @@ import django_outbox as outbox
 from django_outbox.contrib import logs, opentelemetry
 from django_outbox.contrib.prometheus import serve
 from django_outbox.hooks import JSON
-from django_outbox.inspection.status import status
+from django_outbox.inspection.overview import status
 from django_outbox.models import OutboxEvent, OutboxInbox, OutboxPause, OutboxStream
 from django_outbox.models import OutboxOperation
 from django_outbox.relays import Backend, BrokerUnavailable, Message, Outcome, Unconfirmed
