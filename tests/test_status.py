@@ -151,6 +151,14 @@ def test_45_the_table_says_the_same() -> None:
     assert [each for each in text.splitlines() if each.startswith("k  ")]
 
 
+@pytest.mark.parametrize("how", ["force_color", "no_color"])
+def test_a_problem_is_red_on_a_terminal(how: str) -> None:
+    out = StringIO()
+    call_command("outbox_status", stdout=out, **{how: True})
+    red = [line for line in out.getvalue().splitlines() if line.startswith("\x1b[")]
+    assert ["worker" in each for each in red] == [True] * (how == "force_color")
+
+
 # --- several databases, and those that do not answer ----------------------------------------------
 
 

@@ -72,9 +72,15 @@ class OutboxCommand(BaseCommand):
             sys.exit(PIPE_CLOSED)
 
     def print(self, form: str, report: Any, lines: Iterable[str]) -> None:
-        """Print what was found for people (``table``) or programs (``json``, or ``line``)."""
-        indent = 2 if form == "json" else None
-        self.stdout.write("\n".join(lines) if form == "table" else as_json(report, indent=indent))
+        """Print what was found for people (``table``) or programs (``json``, or ``line``).
+
+        On a terminal, lines that tell of a problem are red.
+        """
+        if form == "table":
+            marked = (self.style.ERROR(each) if each.startswith("!") else each for each in lines)
+            self.stdout.write("\n".join(marked))
+        else:
+            self.stdout.write(as_json(report, indent=2 if form == "json" else None))
 
 
 def as_json(report: Any, *, indent: int | None = None) -> str:
