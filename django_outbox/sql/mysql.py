@@ -63,7 +63,7 @@ class MySQL(MySQLServer, Dialect):
         except OperationalError as error:  # it has changed nothing
             if error.args[0] not in NOT_LOCKED or self.connection.in_atomic_block:
                 raise
-            if getattr(self.connection, "is_clustered", False):
+            if getattr(self.connection, "is_clustered", False) and self.is_conflict(error):
                 logger.debug("claim beaten error=%s", error)  # by one of another node
                 return 0
             type(self)._skips_until = time.monotonic() + SKIP_FOR
