@@ -5,14 +5,9 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import subprocess
-import time
 from collections.abc import Iterator
-from os import utime
-from pathlib import Path
 from unittest.mock import patch
 
-import pytest
 from django.core.management import get_commands, load_command_class
 from django.db import connections
 
@@ -74,16 +69,3 @@ def test_every_option_of_a_command_is_explained(name: str) -> None:
             assert action.help, action.option_strings or action.dest
             if isinstance(action.choices, dict):  # parsers of its actions
                 parsers.extend(action.choices.values())
-
-
-@pytest.mark.parametrize(("age", "is_young"), [(0, True), (300, False)], ids=["young", "old"])
-def test_the_exec_probe_of_the_how_to(tmp_path: Path, age: float, is_young: bool) -> None:
-    """The line for Kubernetes and for Docker, with a file of our own."""
-    text = (DOCS / "how-to" / "go-to-production.md").read_text()
-    probes = {json.loads(f'"{each}"') for each in re.findall(r'"(test -n .*?)"\]', text)}
-    assert len(probes) == 1
-    file = tmp_path / "alive"
-    file.touch()
-    utime(file, (time.time() - age,) * 2)
-    line = probes.pop().replace("/tmp/outbox-alive", str(file))
-    assert (subprocess.run(["sh", "-c", line], check=False).returncode == 0) is is_young
