@@ -24,7 +24,7 @@ from tests.table import insert, listening, row, statuses, write
 from tests.testapp.models import Order
 
 INTEGRATIONS = "how-to/integrations.md"
-EVOLVE = "how-to/evolve-event-schemas.md"
+EVOLVE = "how-to/type-events.md#Evolve event schemas"
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

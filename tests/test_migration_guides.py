@@ -22,7 +22,7 @@ from tests.testapp.models import Order
 
 QUEUES = "how-to/migrate-from-a-task-queue.md"
 CELERY = f"{QUEUES}#Celery and `on_commit`"
-PROCRASTINATE = f"{QUEUES}#procrastinate"
+SHARED = f"{QUEUES}#Make the task idempotent"
 PARENTS = "how-to/come-from-another-outbox.md"
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -96,6 +96,10 @@ def booked(shop: Shop) -> list[Any]:
     return [sku for sku, _ in shop.carrier.booked]
 
 
+def parcels(shop: Shop) -> None:
+    shop.add("shop.parcels", samples.run(SHARED, __name__="shop.parcels"))
+
+
 # --- Celery --------------------------------------------------------------------------------------
 
 
@@ -118,9 +122,7 @@ def celery(shop: Shop) -> Iterator[Any]:
 
 
 def celery_listener(shop: Shop) -> None:
-    shop.add(
-        "shop.parcels", samples.run(CELERY, only="def book(order_id)", __name__="shop.parcels")
-    )
+    parcels(shop)
     shop.add("shop.listeners", samples.run(CELERY, only="parcels.book(event.payload"))
 
 
@@ -154,14 +156,6 @@ def installed(app: str) -> Iterator[None]:
         finally:
             models = [each for each in apps.get_models() if admin.site.is_registered(each)]
             admin.site.unregister([m for m in models if m.__module__.startswith(app)])
-
-
-# --- procrastinate -------------------------------------------------------------------------------
-
-
-def parcels(shop: Shop) -> None:
-    block = samples.run(PROCRASTINATE, only="def book(order_id)", __name__="shop.parcels")
-    shop.add("shop.parcels", block)
 
 
 # --- the parents ---------------------------------------------------------------------------------
