@@ -23,7 +23,7 @@ CODE_LINES = {
 }
 MODULES = 199  # of the package, migrations among them
 TEST_LINES = 72_978  # of all Python files below tests, comments and blank lines among them
-PAGES, WORDS = 48, 64_965  # below docs
+PAGES, WORDS = 48, 64_966  # below docs
 NO_CODE = {
     tokenize.COMMENT,
     tokenize.NL,
