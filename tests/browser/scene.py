@@ -231,7 +231,14 @@ def _worker(
         pid=pid,
         started_at=clock - timedelta(hours=31, minutes=pid % 60),
         heartbeat_at=clock - timedelta(seconds=age),
-        info=json.dumps({"mode": "multi_node", "held": held, "running": running or []}),
+        info=json.dumps(
+            {
+                "mode": "multi_node",
+                "held": held,
+                "running": running or [],
+                "threads": {"default": [4 if running else 1, 4]},
+            }
+        ),
     )
 
 
