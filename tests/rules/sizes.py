@@ -16,14 +16,14 @@ from pathlib import Path
 from tests.rules import Rule, Text
 
 CODE_LINES = {
-    "django_outbox": 23_147,
+    "django_outbox": 23_149,
     "django_outbox/admin": 2_171,
     "django_outbox/relays": 2_284,
     "django_outbox/sql": 2_094,
 }
 MODULES = 199  # of the package, migrations among them
-TEST_LINES = 72_978  # of all Python files below tests, comments and blank lines among them
-PAGES, WORDS = 48, 64_966  # below docs
+TEST_LINES = 73_089  # of all Python files below tests, comments and blank lines among them
+PAGES, WORDS = 48, 64_974  # below docs
 NO_CODE = {
     tokenize.COMMENT,
     tokenize.NL,
