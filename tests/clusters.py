@@ -220,6 +220,16 @@ RIGHTS = "REPLICATION SLAVE, BACKUP_ADMIN, GROUP_REPLICATION_STREAM, CONNECTION_
 SOURCE = "SOURCE_USER = 'rpl', SOURCE_PASSWORD = 'r' FOR CHANNEL 'group_replication_recovery'"
 
 
+SETS_UP = (
+    "SET sql_log_bin = 0",
+    "CREATE USER rpl@'%' IDENTIFIED BY 'r'",
+    f"GRANT {RIGHTS} ON *.* TO rpl@'%'",
+    "SET sql_log_bin = 1",
+    f"CHANGE REPLICATION SOURCE TO {SOURCE}",
+)
+NO_MEMBER = 3092  # an error: the group refuses the node
+
+
 class GroupNode(servers.MySQL):
     def __init__(self, directory: Path, number: int, addresses: list[int]) -> None:
         place = directory / f"node-{number}"
@@ -248,21 +258,24 @@ class GroupNode(servers.MySQL):
     def begin(self, *, is_first: bool) -> None:
         self.launch()
         wait_until(self._answers_at_all, within=servers.START_DEADLINE, what="the node answers")
+        wait_until(lambda: self._starts(is_first), within=JOIN, what="the node is a member")
+
+    def _starts(self, is_first: bool) -> bool:
+        """Join the group; return False while it still has what this node was before."""
         with closing(self.session()) as session:
             for each in self._statements(is_first):
-                session.query(each)
-        self._is_new = False
+                try:
+                    session.query(each)
+                except session.OperationalError as error:
+                    if error.args[0] != NO_MEMBER:
+                        raise
+                    return False
+                finally:
+                    self._is_new = self._is_new and each != SETS_UP[-1]
+        return True
 
     def _statements(self, is_first: bool) -> list[str]:
-        found = list[str]()
-        if self._is_new:
-            found += [
-                "SET sql_log_bin = 0",
-                "CREATE USER rpl@'%' IDENTIFIED BY 'r'",
-                f"GRANT {RIGHTS} ON *.* TO rpl@'%'",
-                "SET sql_log_bin = 1",
-                f"CHANGE REPLICATION SOURCE TO {SOURCE}",
-            ]
+        found = [*SETS_UP] if self._is_new else []
         boot = "SET GLOBAL group_replication_bootstrap_group = "
         start = ["START GROUP_REPLICATION"]
         return [*found, *([f"{boot}ON", *start, f"{boot}OFF"] if is_first else start)]
