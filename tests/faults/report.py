@@ -165,6 +165,7 @@ def outcome(lines: Sequence[Line]) -> str:
 def broken(lines: Sequence[Line]) -> str:
     """What was broken, and how often on each database; soaks are left out."""
     found = [line for line in largest(lines).values() if line["scenario"] not in SOAKS]
+    databases = [name for name in NAMES if any(name == line["db"] for line in found)]
     rows = []
     for title, kinds in BROKEN.items():
         counts = [
@@ -174,10 +175,10 @@ def broken(lines: Sequence[Line]) -> str:
                 if line["db"] == database
                 for kind in kinds
             )
-            for database in DATABASES
+            for database in databases
         ]
         rows.append([title, *(f"{count:,}" if count else "–" for count in counts)])
-    return table(["", *DATABASES.values()], rows)
+    return table(["", *(NAMES[name] for name in databases)], rows)
 
 
 def small(lines: Sequence[Line]) -> str:

@@ -22,8 +22,8 @@ CODE_LINES = {
     "django_outbox/sql": 2_094,
 }
 MODULES = 199  # of the package, migrations among them
-TEST_LINES = 73_102  # of all Python files below tests, comments and blank lines among them
-PAGES, WORDS = 48, 65_108  # below docs
+TEST_LINES = 73_103  # of all Python files below tests, comments and blank lines among them
+PAGES, WORDS = 48, 65_186  # below docs
 NO_CODE = {
     tokenize.COMMENT,
     tokenize.NL,
