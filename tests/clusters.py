@@ -218,8 +218,6 @@ class Galera(Nodes):
 
 RIGHTS = "REPLICATION SLAVE, BACKUP_ADMIN, GROUP_REPLICATION_STREAM, CONNECTION_ADMIN"
 SOURCE = "SOURCE_USER = 'rpl', SOURCE_PASSWORD = 'r' FOR CHANNEL 'group_replication_recovery'"
-
-
 SETS_UP = (
     "SET sql_log_bin = 0",
     "CREATE USER rpl@'%' IDENTIFIED BY 'r'",
@@ -258,27 +256,13 @@ class GroupNode(servers.MySQL):
     def begin(self, *, is_first: bool) -> None:
         self.launch()
         wait_until(self._answers_at_all, within=servers.START_DEADLINE, what="the node answers")
-        wait_until(lambda: self._starts(is_first), within=JOIN, what="the node is a member")
-
-    def _starts(self, is_first: bool) -> bool:
-        """Join the group; return False while it still has what this node was before."""
         with closing(self.session()) as session:
-            for each in self._statements(is_first):
-                try:
-                    session.query(each)
-                except session.OperationalError as error:
-                    if error.args[0] != NO_MEMBER:
-                        raise
-                    return False
-                finally:
-                    self._is_new = self._is_new and each != SETS_UP[-1]
-        return True
-
-    def _statements(self, is_first: bool) -> list[str]:
-        found = [*SETS_UP] if self._is_new else []
-        boot = "SET GLOBAL group_replication_bootstrap_group = "
-        start = ["START GROUP_REPLICATION"]
-        return [*found, *([f"{boot}ON", *start, f"{boot}OFF"] if is_first else start)]
+            for each in SETS_UP if self._is_new else ():
+                session.query(each)
+            self._is_new = False
+            session.query(f"SET GLOBAL group_replication_bootstrap_group = {int(is_first)}")
+            wait_until(lambda: joins(session), within=JOIN, what="the node is a member")
+            session.query("SET GLOBAL group_replication_bootstrap_group = 0")
 
     def _answers_at_all(self) -> bool:
         with suppress(Exception), closing(self.session()):
@@ -294,6 +278,17 @@ class GroupNode(servers.MySQL):
             )
             return session.store_result().fetch_row()[0][0] in (b"ONLINE", "ONLINE")
         return False
+
+
+def joins(session: Any) -> bool:
+    """Join the group; return False while it still has what this node was before."""
+    try:
+        session.query("START GROUP_REPLICATION")
+    except session.OperationalError as error:
+        if error.args[0] != NO_MEMBER:
+            raise
+        return False
+    return True
 
 
 class Group(Nodes):

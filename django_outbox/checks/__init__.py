@@ -179,13 +179,10 @@ def check_listener_module(app_configs: Configs, **kwargs: Any) -> Iterator[Check
     """Report W060 a LISTENER_MODULE that no app has, if it was set or is called nearly the same."""
     if conf.problems():
         return
-    name, is_set = (
-        conf.current().LISTENER_MODULE,
-        "LISTENER_MODULE" in getattr(settings, "OUTBOX", {}),
-    )
-    others = {each.name for each in apps.get_app_configs() if each.name.startswith("django.")}
-    found = [each for each in apps.get_app_configs() if each.name not in others | {"django_outbox"}]
-    modules = [each.module for each in found if each.module is not None]
+    name = conf.current().LISTENER_MODULE
+    is_set = "LISTENER_MODULE" in getattr(settings, "OUTBOX", {})
+    found = [each.module for each in apps.get_app_configs() if each.name != "django_outbox"]
+    modules = [each for each in found if each and not each.__name__.startswith("django.")]
     if any(module_has_submodule(each, name) for each in modules):
         return
     known = {info.name for each in modules for info in iter_modules(each.__path__)}
@@ -193,8 +190,8 @@ def check_listener_module(app_configs: Configs, **kwargs: Any) -> Iterator[Check
     if not (is_set or known):
         return
     yield Warning(
-        f'OUTBOX["LISTENER_MODULE"] is {name!r}, and no app in INSTALLED_APPS has a module of that '
-        "name: no listener was imported.",
+        f"No app in INSTALLED_APPS has a module named {name!r}, where listeners are looked for "
+        '(OUTBOX["LISTENER_MODULE"]): none was imported.',
         hint=did_you_mean(name, known, "Name a module as it is called in the apps."),
         id="django_outbox.W060",
     )

@@ -52,8 +52,7 @@ def engine_connection(alias: str, *, lock_wait: float) -> BaseDatabaseWrapper:
     backend = load_backend(settings["ENGINE"]).DatabaseWrapper
 
     class Engine(backend):  # type: ignore[misc, valid-type]
-        queries_logged = False  # else Django kept all of them with DEBUG, as long as it lives
-
+        queries_logged = False  # with DEBUG, Django would keep them for the life of the thread
         is_clustered = False  # whether other nodes take writes, too
 
         def init_connection_state(self) -> None:
