@@ -48,6 +48,10 @@ class RelaySettings:
         """The name of the backend's class, such as ``Kafka``."""
         return self.BACKEND.rpartition(".")[2]
 
+    def where(self, key: str) -> str:
+        """Return how an error names one of these settings."""
+        return f'OUTBOX["RELAYS"][{self.name!r}]["{key}"]'
+
     @property
     def shown_to(self) -> str:
         """TO without the credentials and the query of a URL, for people."""

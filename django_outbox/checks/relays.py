@@ -41,7 +41,7 @@ def check_relays(app_configs: Configs, **kwargs: Any) -> Iterator[CheckMessage]:
 def _of_relay(settings: RelaySettings) -> Iterator[CheckMessage]:
     if settings.RETRY is not None:
         try:
-            hooks.retry_from(settings.RETRY, f'OUTBOX["RELAYS"][{settings.name!r}]["RETRY"]')
+            hooks.retry_from(settings.RETRY, settings.where("RETRY"))
         except ImproperlyConfigured as error:
             yield Error(str(error), hint="Correct the retry policy.", id="django_outbox.E002")
     relay = Relay(settings)
@@ -53,9 +53,9 @@ def _of_relay(settings: RelaySettings) -> Iterator[CheckMessage]:
     try:
         timeout = relay.new_backend().timeout
     except Exception as error:  # noqa: BLE001 - whatever the backend or its client raises
-        where = f'OUTBOX["RELAYS"][{settings.name!r}]["OPTIONS"]'
-        known = isinstance(error, ImproperlyConfigured)
-        text = str(error) if known else f"{where}: {cls.__name__} raises {type(error).__name__}."
+        text = str(error)
+        if not isinstance(error, ImproperlyConfigured):
+            text = f"{settings.where('OPTIONS')}: {cls.__name__} raises {type(error).__name__}."
         hint = f"See the options of {cls.__name__}, and those of its client."
         yield Error(text, hint=hint, id="django_outbox.E029")
         return

@@ -83,6 +83,15 @@ def encoded(attribute: str) -> str:
     return quote(attribute, safe=VISIBLE)
 
 
+def expect_header(name: str, value: str, forbidden: re.Pattern[str]) -> None:
+    """Raise ``Unrecoverable`` for a header that HTTP, or NATS after its example, cannot carry."""
+    if not TOKEN.fullmatch(name) or forbidden.search(value):
+        raise Unrecoverable(
+            f"The header {name!r} cannot be sent: a name has ASCII letters, digits and hyphens, a "
+            "value no line breaks or other control characters."
+        )
+
+
 def _quoted(value: str) -> str:
     """Return a field as it goes into a URI reference; a field may be a whole one."""
     return quote(value, safe="/:?#[]@!$&'()*+,;=")

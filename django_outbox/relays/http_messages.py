@@ -18,7 +18,7 @@ import httpx
 from ..exceptions import RetryAfter, Unrecoverable
 from ..listeners.outcomes import Dead
 from .backend import Message, Outcome, Refused
-from .envelope import TOKEN, encoded
+from .envelope import encoded, expect_header
 
 A_DAY: Final = 86_400.0  # seconds; a receiver cannot put an event off for longer
 ANSWER_SHOWN: Final = 200  # characters of an answer in an error
@@ -72,12 +72,9 @@ def headers_of(message: Message) -> dict[str, bytes]:
     found = {"content-type": message.content_type.encode("ascii"), "webhook-id": _id_of(message)}
     for given, value in message.headers.items():
         name = given.lower()
-        if not TOKEN.fullmatch(given):
-            raise Unrecoverable(
-                f"The header {given!r} is not a valid name of an HTTP header; expected letters, "
-                "digits and hyphens."
-            )
-        found[name] = _header_value(name, value)
+        text = encoded(value) if name.startswith("ce-") else value.strip(" \t")
+        expect_header(given, text, CONTROL)
+        found[name] = text.encode()
     return found
 
 
@@ -87,17 +84,6 @@ def _id_of(message: Message) -> bytes:
             f"The event id {message.event_id!r} is not ASCII; the header webhook-id has to be."
         )
     return message.event_id.encode("ascii")
-
-
-def _header_value(name: str, value: str) -> bytes:
-    if name.startswith("ce-"):
-        return encoded(value).encode("ascii")
-    if CONTROL.search(value):
-        raise Unrecoverable(
-            f"The header {name!r} contains a line break or another control character, which HTTP "
-            "does not allow."
-        )
-    return value.strip(" \t").encode()
 
 
 # --- signatures ----------------------------------------------------------------------------------

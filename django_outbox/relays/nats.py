@@ -24,7 +24,7 @@ from nats.js import errors
 
 from ..exceptions import BrokerUnavailable, Unrecoverable
 from .backend import Backend, Message, Outcome, Refused, Unconfirmed, expect
-from .envelope import TOKEN, encoded
+from .envelope import encoded, expect_header
 from .nats_connection import DEFAULT_SERVER, FAULTS, Connection
 from .session import late
 
@@ -34,6 +34,7 @@ ASK_TIMEOUT: Final = 3.0  # seconds for JetStream to answer a question
 MAX_SUBJECT: Final = 2048  # bytes; a server closes the connection for a line of more than 4096
 DOMAIN: Final = re.compile(r"[A-Za-z0-9_-]+")
 SUBJECT: Final = re.compile(r"[^\s.*>\x00-\x20\x7f]+(?:\.[^\s.*>\x00-\x20\x7f]+)*")
+LINE_BREAK: Final = re.compile(r"[\r\n]")
 RESERVED: Final = ("$JS.", "$SYS.", "_INBOX.")  # a message there is a command, or an answer
 DENIED: Final = re.compile(r'permissions violation for publish to "(.*?)"', re.IGNORECASE)
 SAID: Final = re.compile(r"nats: '(.*)'")  # by the server
@@ -103,11 +104,7 @@ class JetStream(Backend):
         headers = self._headers(message)
         size = len(message.body) + 12  # and the first and last line of the headers
         for name, value in headers.items():
-            if not TOKEN.fullmatch(name) or "\r" in value or "\n" in value:
-                raise Unrecoverable(
-                    f"The header {name!r} cannot be sent: a name has ASCII letters, digits and "
-                    "hyphens, a value no line breaks."
-                )
+            expect_header(name, value, LINE_BREAK)
             size += len(name) + len(value.encode()) + 4
         if size > (most := self._connection.client.max_payload):
             raise Unrecoverable(

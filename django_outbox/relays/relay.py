@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from math import inf
@@ -39,7 +39,7 @@ REASON_LENGTH = 200  # characters in the log
 
 def backend_class(settings: RelaySettings) -> type[Backend]:
     """Return the class that ``BACKEND`` names; ``ImproperlyConfigured`` says why there is none."""
-    where = f'OUTBOX["RELAYS"][{settings.name!r}]["BACKEND"]'
+    where = settings.where("BACKEND")
     found = imported(where, settings.BACKEND)
     if not isinstance(found, type) or not issubclass(found, Backend):
         raise ImproperlyConfigured(
@@ -76,9 +76,8 @@ class Relay:
             try:
                 backend = self.backend_class(**self.settings.OPTIONS)
             except (TypeError, ValueError) as error:
-                raise ImproperlyConfigured(
-                    f'OUTBOX["RELAYS"][{self.settings.name!r}]["OPTIONS"]: {error}'
-                ) from error
+                where = self.settings.where("OPTIONS")
+                raise ImproperlyConfigured(f"{where}: {error}") from error
         backend.to = self.settings.TO
         return backend
 
@@ -102,17 +101,31 @@ class Relay:
             raise BrokerUnavailable(str(error)) from error
 
     def _send(self, events: list[Event]) -> list[Outcome]:
+        """Make and publish messages, and report how many the broker took, refused and deferred."""
+        began, backend = monotonic(), self.backend_class
         messages: list[Message] = []
         found: dict[str, Outcome] = {}
-        backend = self.backend_class
         for event in events:
             try:
                 messages.append(message_of(event, self.settings, backend))
             except Exception as error:  # noqa: BLE001 - of this event alone
                 found[event.event_id] = error
-        outcomes = self._publish(messages, sender=events[0].database, impossible=len(found))
-        for message, outcome in zip(messages, outcomes, strict=True):
-            found[message.event_id] = self._shown(message, outcome)
+        try:
+            if messages:
+                with self._open_session() as session:
+                    answers = session.publish(messages, monotonic() + session.backend.timeout)
+                for message, answer in zip(messages, answers, strict=True):
+                    found[message.event_id] = self._shown(message, answer)
+        finally:
+            announce(
+                relay_published,
+                sender=events[0].database,
+                relay=self.settings.name,
+                published=sum(each is None for each in found.values()),
+                refused=sum(map(is_refusal, found.values())),
+                deferred=sum(map(is_deferral, found.values())),
+                duration=monotonic() - began,
+            )
         self._log(found.values())
         return [found[event.event_id] for event in events]
 
@@ -154,20 +167,18 @@ class Relay:
 
     def _log(self, outcomes: Iterable[Outcome]) -> None:
         """Log why messages are refused or deferred; each reason once in ``LOG_INTERVAL``."""
-        for outcome in outcomes:
-            if is_refusal(outcome) and self._is_to_be_logged(reason := _reason(outcome)):
-                logger.warning("message refused relay=%s reason=%s", self.settings.name, reason)
-            elif is_deferral(outcome) and self._is_to_be_logged(reason := _reason(outcome)):
-                logger.warning("message deferred relay=%s reason=%s", self.settings.name, reason)
-
-    def _is_to_be_logged(self, reason: str) -> bool:
         now = monotonic()
-        if now < self._logged_at.get(reason, -inf) + LOG_INTERVAL:
-            return False
-        if len(self._logged_at) >= MAX_REASONS:
-            self._logged_at.clear()
-        self._logged_at[reason] = now
-        return True
+        for outcome in filter(lambda each: is_refusal(each) or is_deferral(each), outcomes):
+            reason = _reason(outcome)
+            if now < self._logged_at.get(reason, -inf) + LOG_INTERVAL:
+                continue
+            if len(self._logged_at) >= MAX_REASONS:
+                self._logged_at.clear()
+            self._logged_at[reason] = now
+            if is_refusal(outcome):
+                logger.warning("message refused relay=%s reason=%s", self.settings.name, reason)
+            else:
+                logger.warning("message deferred relay=%s reason=%s", self.settings.name, reason)
 
     def close(self) -> None:
         """Close the connection; the next event opens another."""
@@ -175,31 +186,6 @@ class Relay:
             session, self._session = self._session, None
         if session is not None and session.is_ours:
             session.retire()
-
-    def _publish(
-        self, messages: Sequence[Message], *, sender: str, impossible: int
-    ) -> list[Outcome]:
-        """Publish messages, and report it; ``impossible`` others of the batch could not be made."""
-        began, answers = monotonic(), list[Outcome]()
-        published, refused, deferred = 0, 0, 0
-        try:
-            if messages:
-                with self._open_session() as session:
-                    answers = session.publish(messages, monotonic() + session.backend.timeout)
-            published = sum(each is None for each in answers)
-            refused = impossible + sum(map(is_refusal, answers))
-            deferred = sum(map(is_deferral, answers))
-        finally:
-            announce(
-                relay_published,
-                sender=sender,
-                relay=self.settings.name,
-                published=published,
-                refused=refused,
-                deferred=deferred,
-                duration=monotonic() - began,
-            )
-        return answers
 
     def _open_session(self) -> Session:
         with self._lock:
@@ -257,8 +243,8 @@ def _listener(relay: Relay) -> Listener:
     with suppress(ImproperlyConfigured):  # a check reports it; events wait, or are written anyway
         per_key = relay.backend_class.per_key
     with suppress(ImproperlyConfigured):
-        where = f'OUTBOX["RELAYS"][{settings.name!r}]["RETRY"]'
-        retry = None if settings.RETRY is None else hooks.retry_from(settings.RETRY, where)
+        if settings.RETRY is not None:
+            retry = hooks.retry_from(settings.RETRY, settings.where("RETRY"))
     return Listener(
         call=relay,
         event_type=", ".join(settings.EVENTS),
