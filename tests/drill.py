@@ -194,13 +194,19 @@ def listeners() -> None:
 
 
 PAGES = {
-    "now": "admin:django_outbox_outboxstatistics_changelist",
-    "refresh": "admin:django_outbox_outboxstatistics_refresh",
-    "causes": "admin:django_outbox_outboxevent_groups",
-    "deliveries": "admin:django_outbox_outboxevent_changelist",
-    "operations": "admin:django_outbox_outboxoperation_changelist",
-    "pauses": "admin:django_outbox_outboxpause_changelist",
-    "streams": "admin:django_outbox_outboxstream_changelist",
+    "now": "outboxstatistics_changelist",
+    "refresh": "outboxstatistics_refresh",
+    "causes": "outboxevent_groups",
+    "deliveries": "outboxevent_changelist",
+    "dead": "outboxevent_changelist?state=dead",
+    "of a cause": "outboxevent_changelist?state=dead&cause=",
+    "replay a cause": "outboxevent_replay_all?state=dead&cause=",
+    "of a tenant": "outboxevent_changelist?q=north",
+    "of nobody": "outboxevent_changelist?q=nobody",
+    "paused": "outboxevent_changelist?state=paused",
+    "operations": "outboxoperation_changelist",
+    "pauses": "outboxpause_changelist",
+    "streams": "outboxstream_changelist",
 }
 
 
@@ -233,6 +239,7 @@ def main() -> None:
     from django.test.utils import override_settings
     from django.urls import reverse
 
+    from django_outbox.inspection.causes import load_causes
     from django_outbox.inspection.overview import status
 
     relay = {"BACKEND": "tests.relay_backend.InMemory", "EVENTS": ["order.placed"]}
@@ -251,9 +258,13 @@ def main() -> None:
                     cursor.fetchall() if is_mysql else None
         client = Client()
         client.force_login(User.objects.get())
-        for name, view in PAGES.items():
-            milliseconds, queries, size = timed(client, reverse(view))
-            print(f"{name:12} {milliseconds:6.0f} ms {queries:3} queries {size // 1000:4} KB")
+        digest = load_causes("default", 1).causes[0].digest
+        for name, page in PAGES.items():
+            view, mark, query = page.partition("?")
+            url = f"{reverse(f'admin:django_outbox_{view}')}{mark}{query}"
+            url += digest * url.endswith("cause=")
+            milliseconds, queries, size = timed(client, url)
+            print(f"{name:14} {milliseconds:6.0f} ms {queries:3} queries {size // 1000:4} KB")
         for each in status("default")["problems"]:
             print(each["text"])
 

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from django.db import connections
-from django.db.models import Count, Max, Min, Q, Value
+from django.db.models import Case, Count, F, Max, Min, Q, Value, When
 from django.db.models.functions import Substr
 from django.utils.crypto import salted_hmac
 
-from ..events import stored_instant
 from ..listeners.error_texts import error_class
 from ..models import OutboxEvent, OutboxQuerySet
+from ..models.fields import ExactTextField
+from ..models.queryset import by_death
 from ..sql import dialect_of
 from .counts import AtLeast
 
 MAX_GROUPS: Final = 10_000  # causes and event types that are read
+NEWEST: Final = 5000  # dead deliveries, by whose texts a class of errors is judged
+MAX_TEXTS: Final = 20  # of a class that stay apart even if nearly every delivery has its own
 EXAMPLE_LENGTH: Final = 200  # characters
 LATELY: Final = 3600.0  # seconds; the causes of the most deaths since then come first
 DIGEST_LENGTH: Final = 16  # characters
@@ -30,14 +33,15 @@ SALT: Final = "django_outbox.cause"
 class Cause:
     """Why events are dead: the class of their error, and its message without ids and numbers.
 
-    Where nearly every text differs, a class of errors of one listener is one cause.
+    Where nearly every text differs among the newest, a class of errors of one listener is one
+    cause.
     """
 
     error: str  # class
     message: str  # normalised; empty if texts differ
     key: tuple[str, ...]  # the text of the column; or class and listener
     digest: str  # names the cause; keyed, so that it does not betray the message
-    texts: int = 1  # how many differ
+    texts: int = 1  # how many differ, of the newest
     without: Sequence[str] = ()  # listeners whose errors of this class are a cause of their own
     example: str = ""  # the error of the newest event, not redacted
     newest_id: str = ""  # of the newest delivery
@@ -60,9 +64,7 @@ class Cause:
         if len(self.key) == 1:
             same = Q(cause=self.key[0]) if self.key[0] else Q(cause=None) | Q(cause="")
             return same & ~Q(listener__in=self.without) if self.without else same
-        error, listener = self.key
-        of_class = Q(cause=error) | Q(cause__startswith=f"{error}:")
-        return of_class & (Q(listener=listener) if listener else Q(listener=None))
+        return _of_class(*self.key)
 
     def as_row(self) -> dict[str, Any]:
         """Return plain values, as reports show them."""
@@ -88,26 +90,6 @@ class Causes:
     lately: int  # of these, those that died in the last hour
 
 
-class _Group(NamedTuple):
-    """Dead deliveries of one event type, listener and cause, or class of errors."""
-
-    event_type: str
-    listener: str | None
-    cause: str | None
-    texts: int
-    deliveries: int
-    newest_id: str
-    oldest: datetime | None
-    newest: datetime | None
-    lately: int
-
-    @property
-    def key(self) -> tuple[str, ...]:
-        if self.texts == 1:
-            return (self.cause or "",)
-        return error_class(self.cause), self.listener or ""
-
-
 def load_causes(
     alias: str, limit: int, *, rows: OutboxQuerySet | None = None, now: datetime | None = None
 ) -> Causes:
@@ -115,9 +97,12 @@ def load_causes(
 
     ``now``: the database's, if it is known.
     """
-    groups = _groups(alias, rows, now)
+    dead = by_death(OutboxEvent.objects.using(alias) if rows is None else rows).order_by()
+    since = (now or dialect_of(connections[alias]).clock()) - timedelta(seconds=LATELY)
+    wide = _wide(dead)
+    groups = _groups(dead, wide, since)
     count = AtLeast if len(groups) >= MAX_GROUPS else int
-    found = _grouped(groups).values()
+    found = _grouped(groups, wide).values()
     causes = sorted(found, key=lambda each: (-each.lately, -each.count, each.title))
     return Causes(
         causes=causes[:limit],
@@ -129,15 +114,19 @@ def load_causes(
 
 def find_cause(alias: str, digest: str) -> Cause | None:
     """Return the cause with this digest; None if no dead event has it."""
-    return _grouped(_groups(alias)).get(digest)
+    found = load_causes(alias, MAX_GROUPS).causes
+    return next((each for each in found if each.digest == digest), None)
 
 
 def add_tenants(alias: str, causes: Sequence[Cause]) -> None:
     """Add how many of the newest ``MAX_GROUPS`` dead deliveries each tenant has of each cause."""
     by_key = {each.key: each for each in causes}
-    for text, title, tenant, count in dialect_of(connections[alias]).dead_tenants(most=MAX_GROUPS):
-        if cause := next(filter(None, map(by_key.get, _keys(text, title))), None):
-            cause.tenants[tenant] += count
+    dead = by_death(OutboxEvent.objects.using(alias)).order_by("-pk")
+    newest = dead.values_list("cause", "listener", "tenant_id")[:MAX_GROUPS]
+    for text, title, tenant in newest:
+        cause = next(filter(None, map(by_key.get, _keys(text, title))), None)
+        if cause and tenant is not None:
+            cause.tenants[tenant] += 1
 
 
 def only_of_cause(alias: str, digest: str, ids: Sequence[str]) -> list[str]:
@@ -157,63 +146,72 @@ def _digest(key: tuple[str, ...]) -> str:
     return salted_hmac(SALT, "\0".join(key), algorithm="sha256").hexdigest()[:DIGEST_LENGTH]
 
 
-def _grouped(groups: Iterable[_Group]) -> dict[str, Cause]:
-    """Return the causes by digest."""
-    found: dict[tuple[str, ...], Cause] = {}
-    for each in groups:
-        cause = found.get(each.key)
-        if cause is None:
-            error = error_class(each.cause)
-            message = (each.cause or "").removeprefix(error).removeprefix(":").strip()
-            cause = found[each.key] = Cause(
-                error=error,
-                message=message if each.texts == 1 else "",
-                key=each.key,
-                digest=_digest(each.key),
-                texts=0,
-            )
-        cause.texts += each.texts
-        cause.count += each.deliveries
-        cause.lately += each.lately
-        cause.types[each.event_type] += each.deliveries
-        if each.listener:
-            cause.listeners[each.listener] += each.deliveries
-        cause.newest_id = max(cause.newest_id, each.newest_id)
-        cause.newest = max(filter(None, (cause.newest, each.newest)), default=None)
-        cause.oldest = min(filter(None, (cause.oldest, each.oldest)), default=None)
-    classes = [key for key in found if len(key) > 1]
-    for cause in found.values():
-        if len(cause.key) == 1:
-            cause.without = [listener for error, listener in classes if error == cause.error]
-    return {each.digest: each for each in found.values()}
+def _wide(dead: OutboxQuerySet) -> dict[tuple[str, str], int]:
+    """Return the classes of errors and listeners of which nearly every delivery has its own text.
+
+    Each with the number of texts. To group by such texts takes several times as long.
+    """
+    newest = [*dead.order_by("-pk").values_list("cause", "listener")[:NEWEST]]
+    count = AtLeast if len(newest) == NEWEST else int
+    numbers = Counter((error_class(cause), listener or "") for cause, listener in newest)
+    texts = Counter((error_class(cause), listener or "") for cause, listener in {*newest})
+    return {
+        key: count(number)
+        for key, number in texts.items()
+        if number > MAX_TEXTS and numbers[key] < 2 * number
+    }
 
 
 def _groups(
-    alias: str, rows: OutboxQuerySet | None = None, now: datetime | None = None
-) -> list[_Group]:
-    dialect = dialect_of(connections[alias])
-    since = (now or dialect.clock()) - timedelta(seconds=LATELY)
-    if rows is None:
-        found = dialect.dead_causes(since=since, most=MAX_GROUPS)
-        return [
-            _Group._make(
-                [*row[:3], *map(int, row[3:5]), row[5], *map(stored_instant, row[6:8]), int(row[8])]
-            )
-            for row in found
-        ]
-    counted: Any = (
-        rows.dead()
-        .order_by()
-        .values_list("event_type", "listener", "cause", Value(1))
-        .annotate(
-            deliveries=Count("pk"),
-            newest_id=Max("pk"),
-            oldest=Min("done_at"),
-            newest=Max("done_at"),
-            lately=Count("pk", filter=Q(done_at__gte=since)),
-        )
+    dead: OutboxQuerySet, wide: Iterable[tuple[str, str]], since: datetime
+) -> list[dict[str, Any]]:
+    """Count by event type, listener and text; of a wide class, by the class instead."""
+    classes = [When(_of_class(*key), then=Value(key[0])) for key in wide]
+    text = Case(*classes, default=F("cause"), output_field=ExactTextField())
+    counted: Any = dead.values("event_type", "listener", text=text).annotate(
+        deliveries=Count("pk"),
+        newest_id=Max("pk"),
+        oldest=Min("done_at"),
+        newest=Max("done_at"),
+        lately=Count("pk", filter=Q(done_at__gte=since)),
     )
-    return [_Group(*row) for row in counted.order_by("-lately", "-deliveries")[:MAX_GROUPS]]
+    return [*counted.order_by("-lately", "-deliveries")[:MAX_GROUPS]]
+
+
+def _of_class(error: str, listener: str) -> Q:
+    of_class = Q(cause=error) | Q(cause__startswith=f"{error}:")
+    return of_class & (Q(listener=listener) if listener else Q(listener=None))
+
+
+def _grouped(
+    groups: Iterable[dict[str, Any]], wide: Mapping[tuple[str, str], int]
+) -> dict[tuple[str, ...], Cause]:
+    """Return the causes by key."""
+    found: dict[tuple[str, ...], Cause] = {}
+    for each in groups:
+        error, text = error_class(each["text"]), each["text"] or ""
+        of_class = error, each["listener"] or ""
+        key: tuple[str, ...] = of_class if of_class in wide else (text,)
+        cause = found.get(key)
+        if cause is None:
+            message = text.removeprefix(error).removeprefix(":").strip()
+            cause = found[key] = Cause(
+                error=error,
+                message="" if of_class in wide else message,
+                key=key,
+                digest=_digest(key),
+                texts=wide.get(of_class, 1),
+                without=[title for name, title in wide if len(key) == 1 and name == error],
+            )
+        cause.count += each["deliveries"]
+        cause.lately += each["lately"]
+        cause.types[each["event_type"]] += each["deliveries"]
+        if each["listener"]:
+            cause.listeners[each["listener"]] += each["deliveries"]
+        cause.newest_id = max(cause.newest_id, each["newest_id"])
+        cause.newest = max(filter(None, (cause.newest, each["newest"])), default=None)
+        cause.oldest = min(filter(None, (cause.oldest, each["oldest"])), default=None)
+    return found
 
 
 def add_examples(alias: str, causes: Sequence[Cause]) -> None:

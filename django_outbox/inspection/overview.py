@@ -91,7 +91,7 @@ def load_overview(alias: str, *, causes: Causes | None = None) -> Overview:
     now, known = clock_and_workers(alias)
     points = minutes(alias, now - timedelta(minutes=MINUTES + 1))
     lately, lost = rates(points, now), missing(known)
-    found = losses(alias) if lost or lately.rescued else []
+    found = losses(alias, now) if lost or lately.rescued else []
     queues, holds, served = load_backlog(alias, now, known)
     causes = _causes(alias, causes, now)
     blocked, blocked_count = _blocked(alias)

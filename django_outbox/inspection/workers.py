@@ -6,20 +6,22 @@ import heapq
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from django.db import connections
+from django.db.models import Value
 
 from ..conf import current
 from ..listeners import history
-from ..models import OutboxEvent, OutboxWorker
+from ..models import OutboxEvent, OutboxStream, OutboxWorker
 from ..models.fields import DatabaseNow, age
 from ..sql import dialect_of
-from .counts import PERIOD, pending_queries
+from .counts import PERIOD
 
 MAX_WORKERS: Final = 1000  # those with the latest heartbeats
 MAX_LOSSES: Final = 200  # events that are read
+LATEST: Final = 10_000  # events and streams that fell due last, which are searched
 MIN_LOST: Final = 2  # workers that an event must have lost before it is a suspect
 
 
@@ -120,19 +122,39 @@ class Loss:
     workers: Sequence[tuple[str, datetime]]  # each lost worker, and when that was found
 
 
-def losses(alias: str) -> list[Loss]:
-    """Return the pending events that lost workers had leased, newest first."""
-    if connections[alias].features.supports_partial_indexes:
-        rows: Any = OutboxEvent.objects.using(alias).rescued().order_by("-pk")[:MAX_LOSSES]
-    else:  # an index of them would cost replays and claims deadlocks: seek among what waits
-        waiting = [each.filter(rescues__gte=1).order_by("-pk") for each in pending_queries(alias)]
-        first, *others = [each[:MAX_LOSSES] for each in waiting]
-        rows = first.union(*others, all=True)
+def losses(alias: str, now: datetime) -> list[Loss]:
+    """Return the pending events that lost workers had leased, newest first.
+
+    ``now``: the database's. Without partial indexes, only those among what fell due last.
+    """
+    rows: Any = OutboxEvent.objects.using(alias).rescued()
+    if not connections[alias].features.supports_partial_indexes:
+        rows = rows.filter(pk__in=_rescued_lately(alias, now + timedelta(seconds=current().LEASE)))
     found = []
-    for row_id, event_type, text in rows.values_list("pk", "event_type", "history"):
+    newest = rows.order_by("-pk").values_list("pk", "event_type", "history")
+    for row_id, event_type, text in newest[:MAX_LOSSES]:
         lost = {each.by: each.at for each in history.entries(text) if each.kind == "lost"}
         found.append(Loss(id=row_id, event_type=event_type, workers=[*lost.items()]))
-    return sorted(found, key=lambda each: each.id, reverse=True)[:MAX_LOSSES]
+    return found
+
+
+def _rescued_lately(alias: str, until: datetime) -> list[str]:
+    """Search what fell due last, or will when its lease ends: an index would make claims deadlock.
+
+    What a worker was lost with falls due, and an outcome sets its count to zero.
+    """
+    queries = []
+    for table, due in ((OutboxEvent, "available_at"), (OutboxStream, "due_at")):
+        rows: Any = table._default_manager.using(alias).filter(**{f"{due}__lte": until})
+        names = rows.annotate(kind=Value(table._meta.model_name)).order_by(f"-{due}")
+        queries.append(names.values_list("kind", "pk", "rescues")[:LATEST])
+    found = {(kind, name) for kind, name, rescues in queries[0].union(queries[1]) if rescues}
+    streams = [name for kind, name in found if kind == OutboxStream._meta.model_name]
+    heads = OutboxStream.objects.using(alias).heads(streams[:MAX_LOSSES])
+    return [
+        *(name for kind, name in found if kind == OutboxEvent._meta.model_name),
+        *(each.pk for each in heads.values()),
+    ]
 
 
 def suspects(found: Sequence[Loss]) -> list[Loss]:

@@ -5,15 +5,13 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from datetime import datetime
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from .claim import EventLeases
-from .values import EVENTS, STREAMS, Row, seconds_between, to_database
+from .values import EVENTS, STREAMS, seconds_between
 
 # SQLite uses a partial index only if a query repeats its condition word for word.
 INDEXED = "status IN (0, 2, 3)"
-MAX_TEXTS = 20  # causes of a class that stay apart even if nearly every delivery has its own
 
 
 class Waiting(NamedTuple):
@@ -35,8 +33,6 @@ class Flow(NamedTuple):
 
 
 class Inspection(EventLeases):
-    before_colon = "SPLIT_PART(cause, ':', 1)"  # the class of an error
-
     def heads(self, *, streams: Sequence[str], statuses: Sequence[int]) -> dict[str, str]:
         """Return the id of each stream's first event that has one of these statuses."""
         selects = [
@@ -68,46 +64,6 @@ class Inspection(EventLeases):
         heads = {row[0]: row[2] for row in sorted(r for r in rows if r[3] is None)[::-1]}
         counts = {stream: count for stream, _, _, count in rows if count is not None}
         return {each: (heads.get(each), counts.get(each, 0)) for each in streams}
-
-    def dead_causes(self, *, since: datetime, most: int) -> list[tuple[Any, ...]]:
-        """Group dead deliveries by event type, listener and cause.
-
-        If nearly every delivery of an error class and listener has a cause of its own, those are
-        one group, with one of these causes. Return event type, listener, cause, how many causes a
-        group has, count, newest id, first and last death, and how many died ``since``, of at most
-        ``most`` groups, those with the most deaths since then. A group may occur twice.
-        """
-        whose, error = "event_type, listener", self.before_colon
-        sql = f"""SELECT event_type, listener, cause, texts, deliveries, newest_id, oldest, newest,
-                lately
-            FROM (SELECT COUNT(*) AS texts, SUM(number) AS deliveries, MAX(newest_id) AS newest_id,
-                MIN(oldest) AS oldest, MAX(newest) AS newest, SUM(lately) AS lately
-                FROM (SELECT own, kind, number, newest_id, oldest, newest, lately,
-                    COUNT(*) OVER (PARTITION BY kind) AS kinds,
-                    SUM(number) OVER (PARTITION BY kind) AS of_kind
-                    FROM (SELECT {self.digest(f"{whose}, cause")} AS own,
-                        {self.digest(f"{whose}, {error}")} AS kind, COUNT(*) AS number,
-                        MAX(id) AS newest_id, MIN(done_at) AS oldest, MAX(done_at) AS newest,
-                        SUM(CASE WHEN done_at >= %s THEN 1 ELSE 0 END) AS lately
-                        FROM {self._by_death} WHERE {{}} GROUP BY own, kind) by_cause) counted
-                GROUP BY kind, CASE WHEN kinds > {MAX_TEXTS} AND of_kind < 2 * kinds THEN kind
-                    ELSE own END
-                ORDER BY lately DESC, deliveries DESC LIMIT {int(most)}) groups_of_dead
-            JOIN {self._event} ON id = newest_id"""
-        given = [to_database(since, self.connection)]
-        rows = self._rows_of_each([(sql.format(each), given) for each in self._deaths()])
-        return sorted(rows, key=lambda row: (row[8], row[4]), reverse=True)[:most]
-
-    def digest(self, columns: str) -> str:
-        """Return the SQL of what differs where one of these columns does."""
-        return f"HASHTEXTEXTENDED(CONCAT_WS('/', {columns}), 0)"
-
-    def dead_tenants(self, *, most: int) -> list[Row]:
-        """Count the ``most`` newest dead deliveries by cause, listener and tenant."""
-        sql = f"""SELECT cause, listener, tenant_id, COUNT(*) FROM (SELECT cause, listener,
-                tenant_id FROM {self._by_death} WHERE {{}} ORDER BY id DESC LIMIT {int(most)}) dead
-            WHERE tenant_id IS NOT NULL GROUP BY cause, listener, tenant_id"""
-        return self._rows_of_each([(sql.format(each), []) for each in self._deaths()])
 
     def count_dead(self) -> int:
         """Count all dead events."""

@@ -29,7 +29,6 @@ IDLE = 10  # seconds that a transaction of an engine thread may be idle
 
 
 class MySQLServer(Upkeep, Inspection):
-    before_colon = "SUBSTRING_INDEX(cause, ':', 1)"
     # A DELETE would scan a small table, and so wait for all locked rows. MariaDB obeys FORCE INDEX
     # there only if it tests more than the key, though it be a condition that always holds.
     always = {
@@ -136,11 +135,6 @@ class MySQLServer(Upkeep, Inspection):
         if found.get(galera) == "ON":
             return "Galera"
         return "Group Replication" if found.get(group) == "OFF" else None
-
-    def digest(self, columns: str) -> str:
-        # A number: the texts themselves, which are wide there, took twice the time.
-        text = f"CONCAT_WS('/', {columns})"
-        return f"(CRC32({text}) * 4294967296 + CRC32(REVERSE({text})))"
 
     # -- inspection --------------------------------------------------------------------------------
 

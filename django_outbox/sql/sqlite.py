@@ -22,7 +22,6 @@ class SQLite(Dialect):
     """The clock is SQLite's own, so that all processes share it. Its resolution is 1 ms."""
 
     row_lock = ""
-    before_colon = "SUBSTR(cause, 1, INSTR(cause || ':', ':') - 1)"
     now = "strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')"
     now_plus = "strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now', %s || ' seconds')"
     now_micros = (
@@ -31,9 +30,6 @@ class SQLite(Dialect):
     )
     unindexed = "+"  # otherwise it reads the rows of all queues by an index of due times
     united, first_united = " UNION ALL SELECT * FROM ", "SELECT * FROM "
-
-    def digest(self, columns: str) -> str:
-        return f"json_array({columns})"
 
     def _column(self, name: str, of: str) -> str:
         # The plus keeps the driver from parsing times, most of which are never read.

@@ -6,12 +6,15 @@ from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
+from django.db import connection
 
 from django_outbox.inspection import counts as outbox_counts
+from django_outbox.inspection import workers
 from django_outbox.inspection.queues import load_backlog
+from django_outbox.inspection.workers import losses
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent, OutboxStatistics, OutboxStream
-from tests.plans import analyze, large_steps
+from tests.plans import analyze, large_steps, sent
 from tests.table import PLACED, insert, keyed, multiply, now, stream_row
 from tests.test_dashboard import nothing_is_cached
 
@@ -53,3 +56,25 @@ def test_41_every_look_uses_an_index(emptied: None) -> None:
     }
     found = large_steps(works)
     assert not [each for steps in found.values() for each in steps if "pause" not in str(each)]
+
+
+def test_what_lost_workers_had_leased_is_found_among_what_fell_due_last() -> None:
+    [lost] = insert(1, due=5, rescues=1, locked_by="w", locked_at=now())
+    [keyed_lost, _] = keyed("k", 2, due=5)
+    OutboxEvent.objects.filter(pk=keyed_lost).update(rescues=1)
+    OutboxStream.objects.filter(stream__of_key="k").update(rescues=1)
+    insert(20, due=-600)
+    keyed("other", 2, due=-600)
+    found = losses("default", now())
+    assert [each.id for each in found] == sorted([lost, keyed_lost], reverse=True)
+
+
+def test_a_search_for_what_was_lost_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no index has them, it is one statement that reads so many rows of each table."""
+    monkeypatch.setattr(workers, "LATEST", 20)
+    insert(30, due=-60)
+    insert(1, due=-90, rescues=1)
+    has_index = connection.features.supports_partial_indexes
+    assert len(losses("default", now())) == has_index
+    clock = now()
+    assert len(sent(lambda: losses("default", clock))) == 1
