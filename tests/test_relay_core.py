@@ -286,6 +286,16 @@ def test_an_outage_in_a_batch_costs_no_attempt_and_keeps_what_was_confirmed(
     assert [state(each) for each in ids] == states
 
 
+def test_a_drain_says_once_that_a_broker_is_away(caplog: pytest.LogCaptureFixture) -> None:
+    write_all(3)
+    BROKER.answer = BrokerUnavailable("connection refused")
+    with caplog.at_level(logging.WARNING, "django_outbox"):
+        outbox.drain()
+    (line,) = [each.getMessage() for each in caplog.records]
+    assert "queue=relay.orders" in line
+    assert "connection refused" in line
+
+
 def test_a_wrong_number_of_outcomes_loses_nothing() -> None:
     ids = write_all(3)
     BROKER.answer = [None]

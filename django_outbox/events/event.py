@@ -181,7 +181,10 @@ class Event(Generic[Payload_co]):
             own: T = self._loads(self._column("payload"), type_)
             return own
         except PayloadError as error:
-            raise PayloadError(f"The payload of {self} does not fit {error}") from None
+            raise PayloadError(
+                f"The payload of {self} does not fit {error}. Events keep the payload that they "
+                "were written with: if the class has changed, give new fields a default, and replay."
+            ) from None
 
     def convert_payload(self, type_: type) -> None:
         """Convert a delivered event's payload to ``type_``; ``PayloadError`` if it does not fit."""

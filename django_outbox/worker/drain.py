@@ -282,7 +282,12 @@ class Drain(Settles):
         lease, decision = decided
         self._progress += 1
         self._count += decision is not PAUSED
-        if decision.unavailable:
+        if decision.unavailable and lease.queue not in self._away:
+            logger.warning(
+                "not available, its events wait queue=%s reason=%s",
+                lease.queue,
+                decision.unavailable,
+            )
             self._away.add(lease.queue)
         if decision.delay is not None:
             self._delays[lease.id] += decision.delay
