@@ -22,7 +22,7 @@ Steps = tuple[Callable[[], list[str]], Callable[[list[str]], int]]
 
 REFERENCES = {
     "same": "the same statements on the bare driver",
-    "best": "the best known statements on the bare driver",
+    "best": "the best known statements",
 }
 
 

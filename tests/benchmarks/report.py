@@ -121,7 +121,7 @@ def shortlist(run: Run) -> str:
         [each.name, brief(each), *[""] * (len(databases) - 1)] for each in peers if not each.failure
     ]
     head = [DATABASES[database] for database in databases]
-    return f"{heading(run)}{busy(run)}\n\n" + table(["", *head], rows) + f"\n{misses(run)}\n"
+    return table(["", *head], rows)
 
 
 def speed(run: Run) -> str:
