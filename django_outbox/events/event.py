@@ -34,8 +34,7 @@ class Event(Generic[Payload_co]):
 
     It can be pickled and copied, and hashes by its id. ``dataclasses.replace`` of an event that is
     not stored yet keeps all other fields, the id too. Of a stored or delivered event it makes a
-    new one to write: type, aggregate, tenant, payload, headers and key carry over; the id,
-    ``unique_key``, ``seq``, all times and the fields that the delivery filled in do not.
+    new one to write, with its type, aggregate, tenant, payload, headers and key only.
 
     Raises ``InvalidEvent`` for values that the databases would not all store alike, and
     ``TypeError`` for an explicit ``None`` as a due time.
@@ -181,10 +180,8 @@ class Event(Generic[Payload_co]):
             own: T = self._loads(self._column("payload"), type_)
             return own
         except PayloadError as error:
-            raise PayloadError(
-                f"The payload of {self} does not fit {error}. Events keep the payload that they "
-                "were written with: if the class has changed, give new fields a default, and replay."
-            ) from None
+            what = f"The payload of {self} does not fit {error}"
+            raise PayloadError(f"{what}. Give new fields of the class defaults, and replay.") from None
 
     def convert_payload(self, type_: type) -> None:
         """Convert a delivered event's payload to ``type_``; ``PayloadError`` if it does not fit."""
