@@ -20,10 +20,7 @@ from .best import BATCH, BEST, LEASE, ME
 # Claims some events and returns their ids; settles these and returns how many.
 Steps = tuple[Callable[[], list[str]], Callable[[list[str]], int]]
 
-REFERENCES = {
-    "same": "the same statements on the bare driver",
-    "best": "the best known statements",
-}
+REFERENCES = {"same": "the same statements on the bare driver", "best": "the best known statements"}
 
 
 def drain(count: int, reference: str = "same") -> float:

@@ -16,14 +16,14 @@ from pathlib import Path
 from tests.rules import Rule, Text
 
 CODE_LINES = {
-    "django_outbox": 23_103,
+    "django_outbox": 23_101,
     "django_outbox/admin": 2_171,
     "django_outbox/relays": 2_257,
     "django_outbox/sql": 2_056,
 }
 MODULES = 198  # of the package, migrations among them
 TEST_LINES = 73_168  # of all Python files below tests, comments and blank lines among them
-PAGES, WORDS = 48, 65_012  # below docs
+PAGES, WORDS = 48, 64_997  # below docs
 NO_CODE = {
     tokenize.COMMENT,
     tokenize.NL,
