@@ -22,7 +22,7 @@ CODE_LINES = {
     "django_outbox/sql": 2_056,
 }
 MODULES = 198  # of the package, migrations among them
-TEST_LINES = 73_168  # of all Python files below tests, comments and blank lines among them
+TEST_LINES = 73_165  # of all Python files below tests, comments and blank lines among them
 PAGES, WORDS = 48, 64_997  # below docs
 NO_CODE = {
     tokenize.COMMENT,
