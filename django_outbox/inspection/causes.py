@@ -129,14 +129,6 @@ def add_tenants(alias: str, causes: Sequence[Cause]) -> None:
             cause.tenants[tenant] += 1
 
 
-def only_of_cause(alias: str, digest: str, ids: Sequence[str]) -> list[str]:
-    """Return those of these ids whose events are dead of this cause, in ascending order."""
-    rows = OutboxEvent.objects.using(alias).filter(pk__in=ids).dead().order_by("pk")
-    found = rows.values_list("pk", "cause", "listener")
-    keys = {of: digest in map(_digest, _keys(*of)) for of in {(of[1], of[2]) for of in found}}
-    return [pk for pk, cause, listener in found if keys[cause, listener]]
-
-
 def _keys(cause: str | None, listener: str | None) -> list[tuple[str, ...]]:
     """Return the keys of the causes that a delivery can belong to: its class, if that is one."""
     return [(error_class(cause), listener or ""), (cause or "",)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import getpass
 import re
 from argparse import ArgumentParser, ArgumentTypeError
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -15,16 +15,20 @@ from django.utils.dateparse import parse_datetime
 from django.utils.timezone import is_naive, make_aware
 
 from ..conf import CENTURY
-from ..inspection.causes import DIGEST_LENGTH, only_of_cause
-from ..models import OutboxEvent, OutboxOperation, OutboxQuerySet, missing_table, operation
-from ..models.fields import begins_with
-from ..models.replay import BATCH_SIZE
+from ..inspection.causes import DIGEST_LENGTH, find_cause
+from ..models import OutboxEvent, OutboxQuerySet, missing_table, replay
 from ..queue_settings import is_rate
 
+BATCH_SIZE: Final = replay.BATCH_SIZE  # events that a command changes in a transaction
 UNFIT: Final = re.compile("[\x00\ud800-\udfff]")  # NUL, and bytes that are not UTF-8
 UNITS: Final = {"w": 604_800.0, "d": 86_400.0, "h": 3600.0, "m": 60.0, "s": 1.0}  # seconds
 NUMBER: Final = r"([0-9]+(?:\.[0-9]+)?)"
 DURATION: Final = re.compile("".join(rf"(?:{NUMBER}{unit})?" for unit in UNITS))
+
+
+def _expect(is_good: object, text: str, what: str) -> None:
+    if not is_good:
+        raise ArgumentTypeError(f"{text!r} is not {what}.")
 
 
 def duration(text: str) -> float:
@@ -93,10 +97,8 @@ def whole(least: int) -> Callable[[str], int]:
     """Return a function that reads a whole number of at least ``least``."""
 
     def parse(text: str) -> int:
-        if not (text.isascii() and text.isdigit() and int(text) >= least):
-            raise ArgumentTypeError(
-                f"{text!r} is not a count; expected a whole number of at least {least}."
-            )
+        is_good = text.isascii() and text.isdigit() and int(text) >= least
+        _expect(is_good, text, f"a count; expected a whole number of at least {least}")
         return int(text)
 
     return parse
@@ -108,17 +110,14 @@ positive_int, non_negative_int = whole(1), whole(0)
 def share(text: str) -> float:
     """Return a share from 0 to 1, given in percent: ``10``, ``0.5`` or ``10%``."""
     given = text.strip().removesuffix("%").strip()
-    if not re.fullmatch(NUMBER, given) or float(given) > 100:
-        raise ArgumentTypeError(f"{text!r} is not a percentage; expected a number from 0 to 100.")
+    is_good = re.fullmatch(NUMBER, given) and float(given) <= 100
+    _expect(is_good, text, "a percentage; expected a number from 0 to 100")
     return float(given) / 100
 
 
 def rate(text: str) -> str:
     """Return a rate such as ``50/s``, ``100/m`` or ``10/h``."""
-    if not is_rate(text):
-        raise ArgumentTypeError(
-            f"{text!r} is not a rate; expected, for example, 50/s, 100/m, 10/h."
-        )
+    _expect(is_rate(text), text, "a rate; expected, for example, 50/s, 100/m, 10/h")
     return text
 
 
@@ -200,40 +199,38 @@ def add_format(parser: ArgumentParser) -> None:
 
 def cause(text: str) -> str:
     """Return the name of a cause; ``ArgumentTypeError`` if it cannot be one."""
-    if not re.fullmatch(f"[0-9a-f]{{{DIGEST_LENGTH}}}", text):
-        raise ArgumentTypeError(
-            f"{text!r} is not a cause; expected {DIGEST_LENGTH} characters from the last column of "
-            "outbox_dead list."
-        )
+    expected = f"a cause; expected {DIGEST_LENGTH} characters from the last column of outbox_dead"
+    _expect(re.fullmatch(f"[0-9a-f]{{{DIGEST_LENGTH}}}", text), text, f"{expected} list")
     return text
 
 
+# By lookup, which is the name of the option's value: option, metavar and help text.
+LOOKUPS: Final = {
+    "listener": ("--listener", "TITLE", "for the listener with this title"),
+    "aggregate_type": ("--aggregate-type", "TYPE", "of objects of this type, such as shop.order"),
+    "aggregate_id": ("--aggregate-id", "ID", "of the object with this id"),
+    "tenant_id": ("--tenant", "ID", "of this tenant"),
+    "stream__of_key": ("--key", "KEY", "of the stream with this key"),
+    "last_error__begins_with": (
+        "--error",
+        "TEXT",
+        "whose last error begins with this, as its class does",
+    ),
+}
 FILTERS: Final[Options] = {
-    "--listener": (str, "TITLE", "for the listener with this title"),
-    "--aggregate-type": (str, "TYPE", "of objects of this type, such as shop.order"),
-    "--aggregate-id": (str, "ID", "of the object with this id"),
-    "--tenant": (str, "ID", "of this tenant"),
-    "--key": (str, "KEY", "of the stream with this key"),
-    "--error": (str, "TEXT", "whose last error begins with this, as its class does"),
     "--cause": (cause, "CAUSE", "of this cause, as outbox_dead list names it"),
     "--since": (instant, "TIME", "that died since then: 2026-03-01T08:30, 2h"),
     "--until": (instant, "TIME", "that died before then"),
 }
 IDS: Final = "ids of events, which mean all their deliveries, or of single deliveries"
-LOOKUPS: Final = {  # by name of the option's value
-    "event_types": "event_type__in",
-    "listener": "listener",
-    "aggregate_type": "aggregate_type",
-    "aggregate_id": "aggregate_id",
-    "tenant": "tenant_id",
-    "key": "stream__of_key",
-}
-TIMES: Final = {"since": "gte", "until": "lt"}  # likewise, of a column with a time
+TIMES: Final = {"since": "gte", "until": "lt"}  # by name of the option's value
 
 
 def add_filters(parser: ArgumentParser) -> None:
     """Add the filters, all of which an event must match."""
-    add_many(parser, "--event-type", "event_types", "TYPE", "of this type")
+    add_many(parser, "--event-type", "event_type__in", "TYPE", "of this type")
+    for name, (option, metavar, text) in LOOKUPS.items():
+        parser.add_argument(option, dest=name, metavar=metavar, help=text)
     add_options(parser, FILTERS)
 
 
@@ -250,19 +247,8 @@ def add_ids(parser: Any, verb: str, *, nargs: str = "+") -> None:
 
 def is_filtered(options: dict[str, Any]) -> bool:
     """Return whether the options choose events by more than their cause."""
-    return any(options.get(name) not in (None, []) for name in ("ids", *LOOKUPS, *TIMES, "error"))
-
-
-def acting(kind: str, options: dict[str, Any]) -> OutboxOperation:
-    """Return the log's row of what a command is about to do to the events that options choose."""
-    names = ("ids", *LOOKUPS, *TIMES, "error", "cause")
-    found = ((name, options.get(name)) for name in names)
-    about = [f"{name}: {_in_words(value)}" for name, value in found if value not in (None, [])]
-    return operation.acting(kind, person(options), "; ".join(about) or "all")
-
-
-def _in_words(value: Any) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    names = ("ids", "event_type__in", *LOOKUPS, *TIMES)
+    return any(options.get(name) not in (None, []) for name in names)
 
 
 def check_choice(options: dict[str, Any]) -> None:
@@ -284,41 +270,33 @@ def filtered(
     """
     if ids := options.get("ids"):
         rows = rows.with_ids(ids)
-    for name, lookup in LOOKUPS.items():
-        if (value := options.get(name)) not in (None, []):
-            rows = rows.filter(**{lookup: value})
+    for name in ("event_type__in", *LOOKUPS):
+        if (value := options[name]) not in (None, []):
+            rows = rows.filter(**{name: value})
     times = {
         name: now - value if isinstance(value, timedelta) else value
         for name in TIMES
-        if (value := options.get(name)) is not None
+        if (value := options[name]) is not None
     }
     if len(times) > 1 and times["since"] >= times["until"]:
         raise CommandError(
             f"--since is {times['since']}; expected a time before --until, {times['until']}."
         )
-    rows = rows.filter(**{f"{at}__{TIMES[name]}": time for name, time in times.items()})
-    error = options["error"]
-    return rows if error is None else rows.filter(begins_with("last_error", error))
+    return rows.filter(**{f"{at}__{TIMES[name]}": time for name, time in times.items()})
 
 
-def dead_batches(
-    rows: OutboxQuerySet, options: dict[str, Any], now: datetime
-) -> Iterator[OutboxQuerySet]:
-    """Yield the chosen events that were dead ``now``, in batches by id upwards.
-
-    With ``--cause``, which no query can compare, leave out the events of others.
-    """
-    every, digest = OutboxEvent.objects.using(rows.db), options["cause"]
-    for ids in filtered(rows, options, now).dead().batches(size=BATCH_SIZE, until=now):
-        meant = ids if digest is None else only_of_cause(rows.db, digest, ids)
-        if meant:
-            yield every.filter(pk__in=meant)
+def dead(rows: OutboxQuerySet, options: dict[str, Any], now: datetime) -> OutboxQuerySet:
+    """Return the dead events that match ids, filters and ``--cause``."""
+    chosen = filtered(rows, options, now).dead()
+    if options["cause"] is None:
+        return chosen
+    found = find_cause(rows.db, options["cause"])
+    return chosen.none() if found is None else chosen.filter(found.condition)
 
 
-def naming_none(ids: Iterable[str], rows: Iterable[OutboxQuerySet]) -> list[str]:
+def naming_none(ids: Iterable[str], rows: OutboxQuerySet) -> list[str]:
     """Return those of the ids that name none of these rows."""
-    names = (pair for some in rows for pair in some.values_list("pk", "event_id"))
-    named = {each for pair in names for each in pair}
+    named = {each for pair in rows.values_list("pk", "event_id") for each in pair} if ids else ()
     return [each for each in dict.fromkeys(ids) if each not in named]
 
 
@@ -326,18 +304,12 @@ def unknown_ids(ids: Iterable[str]) -> str:
     return f"Unknown: {', '.join(ids)}. Expected ids of stored events."
 
 
-def count_left(rows: OutboxQuerySet, options: dict[str, Any], now: datetime) -> int:
-    """Return how many of the given ids name nothing that ``dead_batches`` would yield."""
-    ids = options["ids"]
-    return len(naming_none(ids, dead_batches(rows, options, now))) if ids else 0
-
-
-def summary(verb: str, count: int, left: int, more: str = "") -> str:
+def summary(verb: str, count: int, left: Sequence[str], more: str = "") -> str:
     """Return how many deliveries were changed; ``left``: ids that name none of them.
 
     Raises ``CommandError`` if ids were given and none was changed.
     """
-    others = f"; {left} of the given ids are unknown or not dead" if left else ""
+    others = f"; {len(left)} of the given ids are unknown or not dead" if left else ""
     if others and not count:
         raise CommandError(f"{verb} 0{others}")
     return f"{verb} {count}{more}{others}"

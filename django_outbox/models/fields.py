@@ -100,13 +100,19 @@ class UTCDateTimeField(models.DateTimeField):  # type: ignore[type-arg]
         return stored_instant(value)
 
 
-def begins_with(column: str, text: str) -> Lookup[Any]:
-    """Return a lookup that compares a prefix byte by byte, without LIKE.
+@ExactTextField.register_lookup
+class BeginsWith(models.Lookup):
+    """Compares a prefix byte by byte, without LIKE.
 
     For LIKE, Django escapes "_" and "%" with a backslash. MySQL takes it literally if ``sql_mode``
     has NO_BACKSLASH_ESCAPES. And SQLite's LIKE does not distinguish "a" from "A".
     """
-    return Exact(StrIndex(column, Value(text)), 1)
+
+    lookup_name = "begins_with"
+
+    def as_sql(self, compiler: Any, connection: BaseDatabaseWrapper) -> tuple[str, Any]:
+        found: tuple[str, Any] = compiler.compile(Exact(StrIndex(self.lhs, Value(self.rhs)), 1))
+        return found
 
 
 class DatabaseNow(Func):

@@ -167,6 +167,16 @@ def test_each_command_adds_one_row(kind: str, monkeypatch: pytest.MonkeyPatch) -
     assert "order.placed" in OutboxOperation.objects.get().about
 
 
+@undone()
+def test_the_row_says_by_what_a_command_has_chosen() -> None:
+    dead(2, last_error="KeyError: 'a'", cause="KeyError: #")
+    dead(1, last_error="keyerror")
+    call_command("outbox_dead", "discard", "--error", "KeyE", "--since", "1h", stdout=StringIO())
+    found = OutboxOperation.objects.get()
+    assert found.done == 2
+    assert "KeyE" in found.about
+
+
 def test_a_command_that_changes_nothing_adds_nothing() -> None:
     dead(1)
     for more in (["--all", "--dry-run"], ["--event-type", "order.gone"]):

@@ -12,12 +12,11 @@ from django.core.serializers.json import DjangoJSONEncoder
 from django.db import connections
 
 from ...inspection.causes import MAX_GROUPS, load_causes
-from ...models import OutboxEvent, OutboxOperation, OutboxQuerySet
+from ...models import OutboxEvent, OutboxQuerySet
 from ...sql import dialect_of
 from .. import arguments as cli
 from ..command import OutboxCommand, table
 
-Kind: Final = OutboxOperation.Kind
 MAX_CAUSES: Final = 20  # causes that the list shows unless told otherwise
 JSON_COLUMNS: Final = ("payload", "headers")  # written as the JSON that is stored
 
@@ -81,7 +80,7 @@ class Command(OutboxCommand):
     def _show(self, rows: OutboxQuerySet, options: dict[str, Any], now: datetime) -> None:
         """Print all columns of the named events, each delivery by itself."""
         chosen = rows.with_ids(options["ids"]).order_by("pk")
-        if unknown := cli.naming_none(options["ids"], [chosen]):
+        if unknown := cli.naming_none(options["ids"], chosen):
             raise CommandError(cli.unknown_ids(unknown))
         for number, event in enumerate(chosen):
             values = _columns_of(event)
@@ -93,23 +92,25 @@ class Command(OutboxCommand):
 
     def _export(self, rows: OutboxQuerySet, options: dict[str, Any], now: datetime) -> None:
         """Write one line for each delivery, batch by batch."""
-        for batch in cli.dead_batches(rows, options, now):
+        for batch in cli.dead(rows, options, now).dead_batches(size=cli.BATCH_SIZE, until=now):
             for event in batch.order_by("pk"):
                 self.stdout.write(_json_line(_columns_of(event)))
 
     def _discard(self, rows: OutboxQuerySet, options: dict[str, Any], now: datetime) -> None:
         """Delete dead events, batch by batch; each batch commits by itself."""
-        verb, count = "would discard" if options["dry_run"] else "discarded", 0
-        left, by = cli.count_left(rows, options, now), cli.acting(Kind.DISCARD, options)
-        for batch in cli.dead_batches(rows, options, now):
-            count += batch.count() if options["dry_run"] else batch.discard(by=by)
-        self.stdout.write(cli.summary(verb, count, left))
+        chosen = cli.dead(rows, options, now)
+        left = cli.naming_none(options["ids"], chosen)
+        if options["dry_run"]:
+            self.stdout.write(cli.summary("would discard", chosen.count(), left))
+        else:
+            count = sum(chosen.discard_batches(size=cli.BATCH_SIZE, by=cli.person(options)))
+            self.stdout.write(cli.summary("discarded", count, left))
 
     def _skip(self, rows: OutboxQuerySet, options: dict[str, Any], now: datetime) -> None:
         """Make pending events with a key dead."""
         chosen = rows.with_ids(options["ids"])
-        left = cli.naming_none(options["ids"], [chosen.skippable()])
-        count = chosen.skip(by=cli.acting(Kind.SKIP, options))
+        left = cli.naming_none(options["ids"], chosen.skippable())
+        count = chosen.skip(by=cli.person(options))
         text = f"skipped {count}"
         if left:
             text += (

@@ -10,7 +10,7 @@ from django.core.management.base import CommandError
 from django.db import connections
 
 from ...listeners.registry import Listener
-from ...models import OutboxEvent, OutboxOperation
+from ...models import OutboxEvent, OutboxOperation, operation
 from ...models.deliver_to import deliver_parts, lacking, registered
 from ...models.event_queryset import OutboxQuerySet
 from ...models.replay import Spacing
@@ -23,7 +23,8 @@ OPTIONS: Final[cli.Options] = {
     "--rate": (cli.rate, "RATE", "due one after the other: 100/m, 5/s (default: all at once)"),
     "--dry-run": "count, change nothing",
 }
-OF_DEAD: Final = ("ids", "cause", "error", "limit")  # with these, dead events alone
+# With these, dead events alone.
+OF_DEAD: Final = ("ids", "cause", "last_error__begins_with", "limit")
 
 
 class Command(OutboxCommand):
@@ -56,13 +57,14 @@ class Command(OutboxCommand):
         verb = "would replay" if options["dry_run"] else "replayed"
         count, limit, dry = 0, options["limit"], options["dry_run"]
         spacing = options["rate"] and Spacing(options["rate"])
-        by = cli.acting(OutboxOperation.Kind.REPLAY, options)
-        rows = OutboxEvent.objects.using(alias)
-        left = cli.count_left(rows, options, now)
+        rows, by = OutboxEvent.objects.using(alias), cli.person(options)
+        chosen = cli.dead(rows, options, now)
+        left = cli.naming_none(options["ids"], chosen)
+        act = operation.acting(OutboxOperation.Kind.REPLAY, by, chosen)
         try:
-            for batch in cli.dead_batches(rows, options, now):
+            for batch in chosen.dead_batches(size=cli.BATCH_SIZE, until=now):
                 some = batch.order_by("pk")[: limit - count] if limit else batch
-                count += some.count() if dry else some.replay(by=by, rate=spacing)
+                count += some.count() if dry else some.replay(by=act, rate=spacing)
                 if count == limit:
                     break
         except KeyboardInterrupt as error:
@@ -71,7 +73,7 @@ class Command(OutboxCommand):
         more = ""
         if listener is not None:
             rows = cli.filtered(rows, {**options, "listener": None}, now, at="occurred_at")
-            more = _give(rows, listener, spacing, f"{verb} {count}", by=by.by, dry=dry)
+            more = _give(rows, listener, spacing, f"{verb} {count}", by=by, dry=dry)
         end = more + _end(spacing)
         if count == limit:  # other ids may be dead, too
             self.stdout.write(f"{verb} {count}{end}")
