@@ -16,11 +16,10 @@ from ..inspection.causes import Cause
 from ..inspection.holds import DEAD, Hold
 from ..inspection.overview import BlockedStream, Overview
 from ..inspection.problems import Problem
-from ..inspection.queues import P95, ListenerState, QueueState
+from ..inspection.queues import ListenerState, QueueState
 from ..inspection.sentences import number, precise
 from ..inspection.workers import Loss, WorkerInfo
 from ..models import OutboxPause
-from ..models.statistics import quantile
 from . import dashboard_links as links
 from . import display, redaction
 from .error_groups import shown_title
@@ -153,8 +152,8 @@ def _listener(each: ListenerState, overview: Overview, permissions: Permissions)
         _late(each.oldest_due_age),
         number(each.held) if each.held else "",
         number(each.done_per_minute) if each.done_per_minute else "",
-        _time(quantile(each.waits, P95)),
-        _time(quantile(each.runs, P95)),
+        _time(each.wait_p95),
+        _time(each.run_p95),
         f"{each.threads_busy:.1f}" if each.threads_busy else "",
         *_pause_button(
             permissions,

@@ -54,7 +54,7 @@ class Problem:
     age: float | None = None  # seconds that the oldest delivery is late or held
     count: int | None = None
     of: float | None = None  # out of so many; or the limit
-    takes: float | None = None  # seconds that the listener runs, on average
+    takes: float | None = None  # seconds that the listener runs, p95
     busy: int | None = None  # threads
     threads: int | None = None  # of the queue
     done: int | None = None  # deliveries that end in a minute, if no more arrive than that
@@ -185,7 +185,7 @@ def _late(found: Overview, queue: QueueState, lateness: float) -> Problem:
         since=found.now - timedelta(seconds=lateness),
         age=lateness,
         count=due,
-        takes=slow.run_mean if slow else None,
+        takes=slow.run_p95 if slow else None,
         busy=queue.threads[0],
         threads=queue.threads[1] or None,
         done=None if falls or not done else round(done),

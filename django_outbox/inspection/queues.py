@@ -59,9 +59,13 @@ class ListenerState:
         return self.ended / self.minutes
 
     @property
-    def run_mean(self) -> float | None:
-        """Return the seconds that an execution takes on average."""
-        return self.run_ms / 1000 / sum(self.runs) if sum(self.runs) else None
+    def wait_p95(self) -> float | None:
+        """Return the seconds from the due time to the start; None: there were no executions."""
+        return quantile(self.waits, P95)
+
+    @property
+    def run_p95(self) -> float | None:
+        return quantile(self.runs, P95)
 
     @property
     def threads_busy(self) -> float:
@@ -75,8 +79,8 @@ class ListenerState:
             **{name: getattr(self, name) for name in names},
             "done_per_minute": round(self.done_per_minute),
             "retry": self.retry,
-            "wait_p95": quantile(self.waits, P95),
-            "run_p95": quantile(self.runs, P95),
+            "wait_p95": self.wait_p95,
+            "run_p95": self.run_p95,
             "threads_busy": round(self.threads_busy),
         }
 
