@@ -38,8 +38,8 @@ SENTENCES: Final[dict[str, Any]] = {
     ),
     "late": gettext_lazy(
         "%(queue)s is %(age)s late since %(since)s, %(count)s due"
-        "[: %(listener)s takes %(takes)s (p95)][, %(busy)s of %(threads)s threads busy][; drains in %(drains_in)s]"
-        "[; %(arriving)s a minute arrive, %(done)s are done]"
+        "[: %(listener)s takes %(takes)s (p95)][, %(busy)s of %(threads)s threads busy]"
+        "[; drains in %(drains_in)s][; %(arriving)s a minute arrive, %(done)s are done]"
     ),
     "dying": gettext_lazy(
         "%(count)s of the %(of)s deliveries that ended in the last 5 minutes are dead"

@@ -182,6 +182,8 @@ class Migration(migrations.Migration):
                             ("run_now", "run now"),
                             ("skip", "skip"),
                             ("cancel", "cancel"),
+                            ("reschedule", "reschedule"),
+                            ("release", "release"),
                             ("deliver_to", "give to a listener"),
                             ("pause", "pause"),
                             ("resume", "resume"),

@@ -199,32 +199,30 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
 
     def cancel(self, *, by: By = "") -> int:
         """Delete the pending events among these that no worker has leased; return how many."""
-        return self._logged(acting(Kind.CANCEL, by, self), self._cancel())
+        count = change_waiting(self._updatable(), delete_rows, events_discarded)
+        return self._logged(acting(Kind.CANCEL, by, self), count)
 
-    def _cancel(self) -> int:
-        """Cancel without a row in the log, as business code does."""
-        return change_waiting(self._updatable(), delete_rows, events_discarded)
-
-    def reschedule(self, due: datetime | timedelta) -> int:
+    def reschedule(self, due: datetime | timedelta, *, by: By = "") -> int:
         """Make the pending events among these that no worker has leased due then; return how many.
 
         A timedelta counts from now. What is behind an event with a key waits with it.
         """
         when = self._clock() + due if isinstance(due, timedelta) else due
-        return change_waiting(self._updatable(), lambda rows: due_at(rows, when))
+        count = change_waiting(self._updatable(), lambda rows: due_at(rows, when))
+        return self._logged(acting(Kind.RESCHEDULE, by, self), count)
 
-    def release(self) -> int:
+    def release(self, *, by: By = "") -> int:
         """Release the leases of these, or of their streams: due now; return how many.
 
         Count no attempt. The owner can no longer settle them. Use this if it is known to be gone.
         """
-        rows = self._updatable().pending()
+        act, rows = acting(Kind.RELEASE, by, self), self._updatable().pending()
         values = {"available_at": DatabaseNow(), "locked_by": None, "locked_at": None}
         leased = rows.filter(locked_by__isnull=False)
-        count = alone(leased, lambda rows: rows.update_by_id(**values))
+        count = self._logged(act, alone(leased, lambda rows: rows.update_by_id(**values)))
         keys = rows._names()
         for start in range(0, len(keys), BATCH_SIZE):
-            count += self._streams(keys[start : start + BATCH_SIZE]).release()
+            count += self._streams(keys[start : start + BATCH_SIZE]).release(by=act)
         return count
 
     def purge(self) -> int:

@@ -115,6 +115,8 @@ class OutboxOperation(models.Model):
         RUN_NOW = "run_now", _("run now")
         SKIP = "skip", _("skip")
         CANCEL = "cancel", _("cancel")
+        RESCHEDULE = "reschedule", _("reschedule")
+        RELEASE = "release", _("release")
         DELIVER_TO = "deliver_to", _("give to a listener")
         PAUSE = "pause", _("pause")
         RESUME = "resume", _("resume")
@@ -180,7 +182,7 @@ BULK_KINDS: Final = ("replay", "discard", "run_now")
 By = str | OutboxOperation  # who makes a change, or what it is part of
 
 
-def acting(kind: str, by: By, about: str | OutboxQuerySet) -> OutboxOperation:
+def acting(kind: str, by: By, about: str | models.QuerySet[Any]) -> OutboxOperation:
     """Return the log's row of what is about to be done; ``add`` writes it."""
     if isinstance(by, OutboxOperation):
         return by
@@ -195,7 +197,7 @@ def acting(kind: str, by: By, about: str | OutboxQuerySet) -> OutboxOperation:
 # --- the filters of a query set, as JSON ----------------------------------------------------------
 
 
-def conditions(rows: OutboxQuerySet) -> list[Any]:
+def conditions(rows: models.QuerySet[Any]) -> list[Any]:
     """Return the filters of these rows: lists of connector, negation and conditions.
 
     A condition is a lookup and its value. Raises ``ValueError`` for what no JSON can say.

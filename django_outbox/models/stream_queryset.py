@@ -15,6 +15,7 @@ from ..listeners.outcomes import UNSETTLED, Status
 from ..sql import dialect_of
 from .event_queryset import OutboxQuerySet
 from .fields import DatabaseNow, IsIndexed, age
+from .operation import By, OutboxOperation, acting
 from .pause_queryset import in_held_queue
 from .queryset import TableQuerySet
 from .replay import BATCH_SIZE
@@ -75,7 +76,7 @@ class StreamQuerySet(TableQuerySet["OutboxStream"]):
         due = self.using(self._write_alias()).filter(where, due_at__lte=DatabaseNow())
         return due.order_by("due_at")
 
-    def release(self) -> int:
+    def release(self, *, by: By = "") -> int:
         """Release the leases of these: due now; return how many.
 
         The previous owner can no longer settle their events. Use this for a worker that is known
@@ -83,10 +84,13 @@ class StreamQuerySet(TableQuerySet["OutboxStream"]):
         """
         leased = self.using(self._write_alias()).filter(locked_by__isnull=False)
         names, count = [*leased.values_list("pk", flat=True)], 0
+        act = acting(OutboxOperation.Kind.RELEASE, by, self)
         for start in range(0, len(names), BATCH_SIZE):
             some = leased.filter(pk__in=names[start : start + BATCH_SIZE])
             now = DatabaseNow()
             count += some.update_by_id(due_at=now, locked_by=None, locked_at=now)
+        if count:
+            act.add(count, using=self._write_alias())
         return count
 
     def expired(self, settings: Settings | None = None) -> StreamQuerySet:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Generator
 from typing import Any, NamedTuple, TypeVar
 
+from django.db import transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..models import OutboxOperation
@@ -31,9 +32,16 @@ def ask(name: str, *args: Any, **given: Any) -> Statement:
     return lambda connection: getattr(dialect_of(connection), name)(*args, **given)
 
 
-def noted(kind: str, about: str) -> Statement:
-    """Return the statement that adds what a worker did to the log of operations."""
-    return lambda connection: OutboxOperation.objects.using(connection.alias).note(kind, about)
+def noted(change: Statement, kind: str, about: str) -> Statement:
+    """Return the change, which in its transaction adds to the log of operations, if it is made."""
+
+    def make(connection: BaseDatabaseWrapper) -> Any:
+        with transaction.atomic(using=connection.alias):
+            if made := change(connection):
+                OutboxOperation.objects.using(connection.alias).note(kind, about)
+        return made
+
+    return make
 
 
 def single(statement: Statement) -> Steps[Any]:

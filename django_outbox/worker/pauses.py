@@ -246,9 +246,11 @@ class Breaker:
 
     def _open(self, reason: str) -> Steps[None]:
         pause = self._settings.pause if self._check is None else 0.0
-        is_new = yield ask("open_breaker", queue=self._queue, pause=pause, reason=reason)
-        if is_new and self._report_opened(pause, reason):
-            yield noted(Kind.BREAKER_OPENED, f"queue {self._queue}: {reason}")
+        change = ask("open_breaker", queue=self._queue, pause=pause, reason=reason)
+        if self._is_rare("opened"):
+            change = noted(change, Kind.BREAKER_OPENED, f"queue {self._queue}: {reason}")
+        if (yield change):
+            self._report_opened(pause, reason)
         yield self._known_pauses.read
         # From now on these keep the queue closed, unless a user has removed the row already.
         with self._lock:
@@ -318,30 +320,28 @@ class Breaker:
 
     def _close(self) -> Steps[None]:
         """Close it for all workers."""
-        if (yield ask("close_breaker", queue=self._queue)):
-            logger.log(level := self._level("closed"), "breaker closed queue=%s", self._queue)
+        change = ask("close_breaker", queue=self._queue)
+        if self._is_rare("closed"):
+            change = noted(change, Kind.BREAKER_CLOSED, f"queue {self._queue}")
+        if (yield change):
+            logger.log(self._level("closed"), "breaker closed queue=%s", self._queue)
             announce(breaker_closed, sender=self._alias, queue=self._queue)
-            if level > logging.DEBUG:
-                yield noted(Kind.BREAKER_CLOSED, f"queue {self._queue}")
 
-    def _report_opened(self, pause: float, reason: str) -> bool:
-        """Log that it has opened; return whether the log of operations is to say so, too."""
-        logger.log(
-            level := self._level("opened"),
-            "breaker opened queue=%s pause=%.0fs reason=%s",
-            self._queue,
-            pause,
-            reason,
-        )
+    def _report_opened(self, pause: float, reason: str) -> None:
+        text = "breaker opened queue=%s pause=%.0fs reason=%s"
+        logger.log(self._level("opened"), text, self._queue, pause, reason)
         announce(breaker_opened, sender=self._alias, queue=self._queue, pause=pause, reason=reason)
-        return level > logging.DEBUG
 
     def _level(self, line: str) -> int:
-        now = monotonic()
-        if self._check is not None and now < self._logged_at.get(line, -inf) + LOG_INTERVAL:
+        if not self._is_rare(line):
             return logging.DEBUG
-        self._logged_at[line] = now
+        self._logged_at[line] = monotonic()
         return logging.WARNING
+
+    def _is_rare(self, line: str) -> bool:
+        """Return whether the logs are to say it: a broker that takes nothing opens and closes."""
+        last = self._logged_at.get(line, -inf)
+        return self._check is None or monotonic() >= last + LOG_INTERVAL
 
 
 def check_of(queue: str) -> Callable[[], None] | None:

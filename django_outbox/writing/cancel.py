@@ -14,7 +14,7 @@ from .on_commit import wake_after_commit
 from .write import connection_to, model
 
 if TYPE_CHECKING:
-    from ..models import OutboxQuerySet
+    from ..models import OutboxOperation, OutboxQuerySet
 
 logger = logging.getLogger("django_outbox")
 
@@ -31,7 +31,8 @@ def cancel(*, event_id: Any = None, unique_key: str | None = None, using: str | 
 
         outbox.cancel(unique_key="reminder:17")
     """
-    if count := _named("cancel", event_id, unique_key, using)._cancel():
+    rows, operation = _named("cancel", event_id, unique_key, using)
+    if count := rows.cancel(by=operation):
         logger.info("deliveries cancelled count=%d event=%s", count, event_id or unique_key)
     return count
 
@@ -56,15 +57,20 @@ def reschedule(
 
         outbox.reschedule(unique_key="reminder:17", deliver_after=3600)
     """
-    rows, due = _named("reschedule", event_id, unique_key, using), _due(available_at, deliver_after)
+    rows, operation = _named("reschedule", event_id, unique_key, using)
+    due = _due(available_at, deliver_after)
     with transaction.atomic(using=rows.db):
-        if count := rows.reschedule(due):
+        if count := rows.reschedule(due, by=operation):
             wake_after_commit(connections[rows.db])
     return count
 
 
-def _named(verb: str, event_id: Any, unique_key: str | None, using: str | None) -> OutboxQuerySet:
-    """Return the rows of an event that is named by its id or its unique key."""
+def _named(
+    verb: str, event_id: Any, unique_key: str | None, using: str | None
+) -> tuple[OutboxQuerySet, OutboxOperation]:
+    """Return the rows of an event that is named by its id or its unique key, and the log's row."""
+    from ..models.operation import acting
+
     given = {"event_id": identity(event_id), "unique_key": unique_key}
     given = {name: value for name, value in given.items() if value is not None}
     if len(given) != 1:
@@ -74,7 +80,8 @@ def _named(verb: str, event_id: Any, unique_key: str | None, using: str | None) 
     rows = model().objects.using(connection_to(using).alias)
     if unique_key is not None:
         event_id = rows.filter(**given).values_list("event_id", flat=True).first()
-    return rows.none() if event_id is None else rows.of_event(identity(event_id))
+    rows = rows.none() if event_id is None else rows.of_event(identity(event_id))
+    return rows, acting(verb, "", ", ".join(f"{name}: {each}" for name, each in given.items()))
 
 
 def _due(available_at: Any, deliver_after: Any) -> datetime | timedelta:

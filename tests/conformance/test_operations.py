@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from django.core.management import call_command
-from django.db import connection, transaction
+from django.db import DatabaseError, connection, transaction
 from django.db.models import Q
 
 import django_outbox as outbox
@@ -28,7 +28,7 @@ from django_outbox.models import (
 from django_outbox.models.bulk import apply_to_batch, work_off
 from django_outbox.models.fields import DatabaseNow, IsDead
 from django_outbox.models.operation import KEPT, condition
-from django_outbox.worker.effects import perform
+from django_outbox.worker.effects import ask, noted, perform
 from django_outbox.worker.operations import Operations
 from django_outbox.worker.pauses import KnownPauses, end_pauses
 from django_outbox.worker.polling import Wakeup
@@ -51,6 +51,10 @@ def waiting(count: int = 1) -> list[str]:
     return insert(count, due=3600)
 
 
+def leased(count: int = 1) -> list[str]:
+    return insert(count, due=30, locked_by="w", locked_at=now())
+
+
 def log() -> list[tuple[str, str, int]]:
     return [*OutboxOperation.objects.order_by("pk").values_list("kind", "by", "done")]
 
@@ -65,6 +69,8 @@ ACTS = {
     "run_now": (waiting, lambda rows: rows.run_now(by="ada")),
     "skip": (lambda count: keyed("k", count), lambda rows: rows.skip(by="ada")),
     "cancel": (waiting, lambda rows: rows.cancel(by="ada")),
+    "reschedule": (waiting, lambda rows: rows.reschedule(HOUR, by="ada")),
+    "release": (leased, lambda rows: rows.release(by="ada")),
 }
 
 
@@ -104,10 +110,30 @@ def test_what_is_rolled_back_is_not_in_the_log() -> None:
     assert log() == [("pause", "ben", 0), ("replay", "ada", 1)]
 
 
-def test_business_code_that_cancels_adds_nothing() -> None:
-    (event,) = waiting()
-    assert outbox.cancel(event_id=event) == 1
-    assert log() == []
+def test_business_code_that_cancels_or_reschedules_adds_a_row() -> None:
+    first, second = waiting(2)
+    assert outbox.reschedule(event_id=first, deliver_after=60) == 1
+    assert outbox.cancel(event_id=second) == 1
+    assert outbox.cancel(event_id=second) == 0
+    assert log() == [("reschedule", "", 1), ("cancel", "", 1)]
+    assert first in OutboxOperation.objects.order_by("pk")[0].about
+
+
+def test_a_breaker_opens_and_closes_in_the_transaction_that_logs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    opened = ask("open_breaker", queue="hooks", pause=30.0, reason="away")
+    assert noted(opened, "breaker_opened", "queue hooks")(connection)
+    assert not noted(opened, "breaker_opened", "queue hooks")(connection)
+    assert log() == [("breaker_opened", "", 0)]
+
+    def refuse(*args: Any, **given: Any) -> None:
+        raise DatabaseError("no room")
+
+    monkeypatch.setattr(OutboxOperation, "add", refuse)
+    with pytest.raises(DatabaseError):
+        noted(ask("close_breaker", queue="hooks"), "breaker_closed", "queue hooks")(connection)
+    assert OutboxPause.objects.filter(kind="breaker", name="hooks").exists()
 
 
 def test_a_pause_and_its_end() -> None:

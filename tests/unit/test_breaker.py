@@ -52,7 +52,15 @@ def held(clock: Clock) -> Held:
 def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the kinds of the operations that a breaker notes."""
     kinds: list[str] = []
-    noted = lambda kind, about: lambda _: kinds.append(kind)  # noqa: E731
+
+    def noted(change: Any, kind: str, about: str) -> Any:
+        def make(connection: Any) -> Any:
+            if made := change(connection):
+                kinds.append(kind)
+            return made
+
+        return make
+
     monkeypatch.setattr("django_outbox.worker.pauses.noted", noted)
     return kinds
 
