@@ -16,7 +16,7 @@ from pathlib import Path
 from tests.rules import Rule, Text
 
 CODE_LINES = {
-    "django_outbox": 23_108,
+    "django_outbox": 23_103,
     "django_outbox/admin": 2_170,
     "django_outbox/relays": 2_257,
     "django_outbox/sql": 2_056,
