@@ -328,8 +328,8 @@ class Breaker:
             announce(breaker_closed, sender=self._alias, queue=self._queue)
 
     def _report_opened(self, pause: float, reason: str) -> None:
-        text = "breaker opened queue=%s pause=%.0fs reason=%s"
-        logger.log(self._level("opened"), text, self._queue, pause, reason)
+        level, queue = self._level("opened"), self._queue
+        logger.log(level, "breaker opened queue=%s pause=%.0fs reason=%s", queue, pause, reason)
         announce(breaker_opened, sender=self._alias, queue=self._queue, pause=pause, reason=reason)
 
     def _level(self, line: str) -> int:
