@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
 from django.conf import settings as django_settings
+from django.core import mail
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
-from django.template import Template
 from django.utils.module_loading import import_string
 
 from .exceptions import did_you_mean
@@ -242,11 +243,9 @@ def current() -> Settings:
 def is_test_run() -> bool:
     """Return whether Django's test environment is set up, with which every test runner begins.
 
-    It instruments templates. It has a ``mail.outbox``, too, but so has any site whose mail backend
-    is locmem.
+    It has a ``mail.outbox``. So has a site whose mail backend is locmem, which imports no tests.
     """
-    instrumented: Any = Template
-    return bool(instrumented._render.__module__ == "django.test.utils")
+    return hasattr(mail, "outbox") and "django.test.utils" in sys.modules
 
 
 def resolve(name: str) -> Any:

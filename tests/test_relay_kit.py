@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
+from django.core import mail
 from django.db import transaction
 from django.test import TestCase
 
 import django_outbox as outbox
 from django_outbox import BrokerUnavailable
+from django_outbox.conf import is_test_run
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent
 from django_outbox.testing import (
@@ -153,6 +156,14 @@ def test_what_is_sent_to_a_broker(request: pytest.FixtureRequest, allowed: str) 
     drain()
     assert len(BROKER.messages) == 1
     BROKER.messages.clear()
+
+
+def test_a_site_that_keeps_its_mail_in_memory_is_no_test_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert is_test_run()
+    monkeypatch.delitem(sys.modules, "django.test.utils")
+    assert hasattr(mail, "outbox") and not is_test_run()
 
 
 @pytest.fixture

@@ -49,10 +49,11 @@ def suggest_names(function: F) -> F:
             return function(*args, **named)
         except TypeError:
             title = function.__qualname__.removesuffix(".__init__")
-            if title == "Event" and len(args) > 1:
-                text = "Event takes its fields by name, as in Event(event_type=…, payload=…)."
-                raise TypeError(text) from None
             known = inspect.signature(function).parameters
+            by_name = [each for each in known if known[each].kind is inspect.Parameter.KEYWORD_ONLY]
+            if len(args) > len(known) - len(by_name):
+                text = f"{title}() takes arguments such as {by_name[0]}= and {by_name[1]}= by name."
+                raise TypeError(text) from None
             for name in named.keys() - known:
                 near = difflib.get_close_matches(name, [*known, *OTHER_NAMES], n=1)
                 if near and (right := OTHER_NAMES.get(near[0], near[0])) in known:
