@@ -15,6 +15,7 @@ from .conf import current, resolve, resolve_all, until_changed
 from .events import Event, fit, read_only_headers
 from .exceptions import InvalidEvent, PayloadError
 from .listeners import retry
+from .listeners.callables import qualified_name as name_of
 
 logger = logging.getLogger("django_outbox")
 
@@ -54,8 +55,8 @@ class CustomSerializer:
             raise
         except Exception as error:
             raise InvalidEvent(
-                f"{_name(self._wrapped.dumps)} cannot write the payload, {type(payload).__name__}: "
-                f"{error!r}"
+                f"{name_of(self._wrapped.dumps)} cannot write the payload, "
+                f"{type(payload).__name__}: {error!r}"
             ) from error
 
     def loads(self, text: str, type_: Any = None) -> Any:
@@ -67,7 +68,9 @@ class CustomSerializer:
         except PayloadError:
             raise
         except Exception as error:
-            raise PayloadError(f"{_name(self._wrapped.loads)} cannot read it: {error!r}") from error
+            raise PayloadError(
+                f"{name_of(self._wrapped.loads)} cannot read it: {error!r}"
+            ) from error
         return value if type_ is None else fit(value, type_)
 
 
@@ -166,7 +169,7 @@ class WriterHooks:
             try:
                 hook([*events])
             except Exception:
-                logger.exception("writer hook failed hook=%s", _name(hook))
+                logger.exception("writer hook failed hook=%s", name_of(hook))
 
     def __contains__(self, method: str) -> bool:
         return bool(self._methods[method])
@@ -175,7 +178,9 @@ class WriterHooks:
 def _events(answer: Any, hook: Callable[..., Any]) -> list[Event]:
     if answer is None:
         return []
-    expected = f"{_name(hook)} returned {{}}; expected a list of Events, or None to suppress them."
+    expected = (
+        f"{name_of(hook)} returned {{}}; expected a list of Events, or None to suppress them."
+    )
     try:
         changed = list(answer)
     except TypeError:
@@ -228,10 +233,5 @@ def context() -> dict[str, str]:
         try:
             merged.update(read_only_headers(provider()))
         except Exception:
-            logger.exception("context provider failed; skipped provider=%s", _name(provider))
+            logger.exception("context provider failed; skipped provider=%s", name_of(provider))
     return merged
-
-
-def _name(call: Any) -> str:
-    named = call if hasattr(call, "__qualname__") else type(call)
-    return f"{named.__module__}.{named.__qualname__}"

@@ -32,7 +32,7 @@ from django_outbox.relays import http_hosts  # noqa: E402
 from django_outbox.relays.backend import Message, Refused  # noqa: E402
 from django_outbox.relays.http import Webhook  # noqa: E402
 from django_outbox.relays.http_hosts import AddressRefused, Hosts, hosts, is_public  # noqa: E402
-from django_outbox.relays.http_messages import headers_of, target_of  # noqa: E402
+from django_outbox.relays.http_messages import headers_of, url_of  # noqa: E402
 from tests.cases import cases  # noqa: E402
 
 database = pytest.mark.django_db(transaction=True)
@@ -394,7 +394,7 @@ NO_HOSTS = f"""
 )
 def test_urls_that_no_webhook_has(to: str, said: str) -> None:
     with pytest.raises(outbox.Unrecoverable, match=said) as caught:
-        target_of(to, allow_http=False)
+        url_of(to, allow_http=False)
     assert "hunter2" not in str(caught.value)
 
 
@@ -404,7 +404,7 @@ def test_urls_that_no_webhook_has(to: str, said: str) -> None:
     f"[2001:db8::1] [::1] [::ffff:192.0.2.1] {'a' * 63}.example".split(),
 )
 def test_hosts_that_a_webhook_may_have(host: str) -> None:
-    assert target_of(f"https://{host}:8443/hooks", allow_http=False).url.port == 8443
+    assert url_of(f"https://{host}:8443/hooks", allow_http=False).port == 8443
 
 
 def test_fields_are_percent_encoded_for_the_url() -> None:

@@ -33,7 +33,7 @@ from ..listeners.outcomes import Defer
 from . import http_hosts, http_messages
 from .backend import NOT_SENT, Backend, Message, Outcome, Refused, expect
 from .http_hosts import Absence, AddressRefused, CheckedNetwork, UnknownHost, hosts
-from .http_messages import Headers, Keys, Request, Target
+from .http_messages import Headers, Keys, Request, origin_of, url_of
 
 KEEP_ALIVE: Final = 4.0  # seconds; many servers close an idle connection after 5
 CONNECT_TIMEOUT: Final = 5.0  # seconds; less than the timeout of a relay, so that the two differ
@@ -95,7 +95,7 @@ class Webhook(Backend):
 
     async def open(self) -> None:
         """Prepare connections; the first request connects."""
-        self._only = self._only_target()
+        self._only = self._only_url()
         self._network = CheckedNetwork(allow_private=self._allow_private, threads=self._concurrency)
         self._tls = _tls_context(self._verify)
         self._connections = httpcore.AsyncConnectionPool(
@@ -117,8 +117,8 @@ class Webhook(Backend):
 
     def prepare(self, message: Message) -> Request:
         """Return the request that is made for a message; ``Unrecoverable`` if there can be none."""
-        target = http_messages.target_of(message.to, allow_http=self._allow_http)
-        return Request(target, message.body, http_messages.headers_of(message), self._keys(target))
+        url = url_of(message.to, allow_http=self._allow_http)
+        return Request(url, message.body, http_messages.headers_of(message), self._keys(url))
 
     async def publish(self, messages: Sequence[Request], deadline: float) -> list[Outcome]:
         """Send messages, several at a time; return an outcome for each.
@@ -138,36 +138,37 @@ class Webhook(Backend):
 
         A host that answers 503, or does not answer at all, may be tried once its pause is over.
         """
-        if (target := self._only) is None:
+        if (url := self._only) is None:
             return
-        absence = hosts.absence(target.origin)
+        host, origin = url.raw_host.decode("ascii"), origin_of(url)
+        absence = hosts.absence(origin)
         if absence and not absence.is_unreachable:
             raise BrokerUnavailable(absence.reason)
-        host, port = target.url.raw_host.decode("ascii"), target.origin.rpartition(":")[2]
         try:
-            stream = await self._network.connect_tcp(host, int(port), CONNECT_TIMEOUT)
-            if target.url.scheme == "https":
+            port = int(origin.rpartition(":")[2])
+            stream = await self._network.connect_tcp(host, port, CONNECT_TIMEOUT)
+            if url.scheme == "https":
                 stream = await stream.start_tls(self._tls, host, CONNECT_TIMEOUT)
             await stream.aclose()
         except (httpcore.NetworkError, httpcore.TimeoutException, UnknownHost) as error:
-            raise BrokerUnavailable(_reason(target, error)) from None
-        if (latest := hosts.latest(target.origin)) and latest.is_unreachable:
-            hosts.set_back(target.origin)
+            raise BrokerUnavailable(_reason(origin, error)) from None
+        if (latest := hosts.latest(origin)) and latest.is_unreachable:
+            hosts.set_back(origin)
 
-    def _only_target(self) -> Target | None:
+    def _only_url(self) -> httpx.URL | None:
         """Return where all messages go; None if the host comes from the event."""
         begin = re.match(r"[^:/?#]*://[^/?#]*", self.to)
         if begin is None or "{" in begin[0]:
             return None
         try:
-            return http_messages.target_of(begin[0], allow_http=self._allow_http)
+            return url_of(begin[0], allow_http=self._allow_http)
         except Unrecoverable as error:  # a mistake in the settings must not end events
             raise BrokerUnavailable(str(error)) from None
 
     # --- one message -----------------------------------------------------------------------------
 
     async def _send(self, request: Request, last_start: float, deadline: float) -> Outcome:
-        origin = request.target.origin
+        origin = origin_of(request.url)
         slots = self._host_slots.get(origin) or asyncio.Semaphore(self._concurrency_per_host)
         self._host_slots[origin] = slots
         async with slots, self._slots:
@@ -176,55 +177,54 @@ class Webhook(Backend):
             if monotonic() > last_start:
                 return NOT_SENT
             hosts.begin_probe(origin, until=deadline)
-            return await self._exchange(request, deadline)
+            return await self._exchange(request, origin, deadline)
 
-    def _keys(self, target: Target) -> Keys | None:
+    def _keys(self, url: httpx.URL) -> Keys | None:
         if not isinstance(self._secrets, dict):
             return self._secrets
-        found = self._secrets.get(target.name) or self._secrets.get(target.url.raw_host.decode())
+        found = self._secrets.get(url.host) or self._secrets.get(url.raw_host.decode())
         if found is None:
             raise Refused(
-                f"The option secret has no entry for the host {target.name}. Add it, or give one "
+                f"The option secret has no entry for the host {url.host}. Add it, or give one "
                 "secret for all hosts."
             )
         return found
 
-    async def _exchange(self, request: Request, deadline: float) -> Outcome:
-        began, target = monotonic(), request.target
-        headers = request.signed()
+    async def _exchange(self, request: Request, origin: str, deadline: float) -> Outcome:
+        began, headers = monotonic(), request.signed()
         try:
             try:
                 return await self._post(request, headers, deadline)
             except CUT:  # often a connection that was kept alive, and closed just then
                 return await self._post(request, headers, deadline)
         except (httpcore.ConnectError, httpcore.ConnectTimeout, UnknownHost) as error:
-            return self._unreachable(target, error)
+            return self._unreachable(origin, error)
         except AddressRefused as error:
-            hosts.set_back(target.origin)
+            hosts.set_back(origin)
             return error if self._only is None else BrokerUnavailable(str(error))
         except httpcore.LocalProtocolError as error:
-            hosts.set_back(target.origin)
+            hosts.set_back(origin)
             return Unrecoverable(f"The request cannot be sent: {error}.")
         except CUT:
-            reason = f"{target.origin} closed the connection without an answer."
+            reason = f"{origin} closed the connection without an answer."
         except (asyncio.TimeoutError, httpcore.TimeoutException):
-            reason = f"{target.origin} did not answer in time."
-        if self._answered.get(target.origin, 0.0) < began:  # it answers no other message either
-            hosts.set_away(target.origin, reason, is_unreachable=False)
+            reason = f"{origin} did not answer in time."
+        if self._answered.get(origin, 0.0) < began:  # it answers no other message either
+            hosts.set_away(origin, reason, is_unreachable=False)
         return Refused(reason)
 
-    def _unreachable(self, target: Target, error: Exception) -> Outcome:
-        reason = _reason(target, error)
+    def _unreachable(self, origin: str, error: Exception) -> Outcome:
+        reason = _reason(origin, error)
         if self._only is None and (isinstance(error, UnknownHost) or _is_of_tls(error)):
-            hosts.set_back(target.origin)
+            hosts.set_back(origin)
             return Refused(reason)  # it may never work: the retry policy ends it
-        return self._away(hosts.set_away(target.origin, reason, is_unreachable=True))
+        return self._away(hosts.set_away(origin, reason, is_unreachable=True))
 
     async def _post(self, given: Request, headers: Headers, deadline: float) -> Outcome:
-        remaining, target = deadline - monotonic(), given.target
+        remaining = deadline - monotonic()
         request = httpcore.Request(
             "POST",
-            str(target.url),
+            str(given.url),
             headers=headers,
             content=given.body,
             extensions={"timeout": {"connect": min(CONNECT_TIMEOUT, remaining / 2)}},
@@ -235,22 +235,20 @@ class Webhook(Backend):
             text = await _beginning(response, min(ANSWER_TIMEOUT, deadline - monotonic()))
         finally:
             await response.aclose()
-        return self._judged(response, text, target)
+        return self._judged(response, text, origin_of(given.url))
 
-    def _judged(self, response: Any, text: str, target: Target) -> Outcome:
+    def _judged(self, response: Any, text: str, origin: str) -> Outcome:
         found = [value for name, value in response.headers if name.lower() == b"retry-after"]
         retry_after = http_messages.seconds_of(found[0]) if found else 0.0
         if response.status == 503:
-            reason = f"{target.origin} answered 503{f': {text}' if text else '.'}"
-            absence = hosts.set_away(
-                target.origin, reason, is_unreachable=False, retry_after=retry_after
-            )
+            reason = f"{origin} answered 503{f': {text}' if text else '.'}"
+            absence = hosts.set_away(origin, reason, is_unreachable=False, retry_after=retry_after)
             return self._away(absence)
         if len(self._answered) >= http_hosts.MAX_HOSTS:
             self._answered.clear()
-        self._answered[target.origin] = monotonic()
-        hosts.set_back(target.origin)
-        return http_messages.outcome_of(response.status, retry_after, text, target.origin)
+        self._answered[origin] = monotonic()
+        hosts.set_back(origin)
+        return http_messages.outcome_of(response.status, retry_after, text, origin)
 
     def _away(self, absence: Absence) -> Outcome:
         """Return the outcome of a message whose host is away; it costs no attempt."""
@@ -259,10 +257,10 @@ class Webhook(Backend):
         return Defer(absence.wait, absence.reason)
 
 
-def _reason(target: Target, error: Exception) -> str:
+def _reason(origin: str, error: Exception) -> str:
     if isinstance(error, httpcore.TimeoutException) and not str(error):
-        return f"{target.origin} cannot be reached: it did not accept a connection in time."
-    return f"{target.origin} cannot be reached: {error}."
+        return f"{origin} cannot be reached: it did not accept a connection in time."
+    return f"{origin} cannot be reached: {error}."
 
 
 def _is_of_tls(error: BaseException | None) -> bool:

@@ -29,16 +29,7 @@ HOST: Final = re.compile(
 CONTROL: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")  # what no header's value may contain
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """Where a webhook goes."""
-
-    url: httpx.URL
-    name: str  # of the host, in lower case
-    origin: str  # host and port
-
-
-def target_of(to: str, *, allow_http: bool) -> Target:
+def url_of(to: str, *, allow_http: bool) -> httpx.URL:
     """Return where a URL leads; ``Unrecoverable`` if it is not one that webhooks may have."""
     try:
         url = httpx.URL(to)
@@ -60,8 +51,12 @@ def target_of(to: str, *, allow_http: bool) -> Target:
     if to.count("://") > 1:
         # `quote` lets a field that is a whole URL pass; it must not become a part of another.
         raise Unrecoverable("TO has a URL inside a URL; expected '://' only once.")
-    port = url.port or (443 if url.scheme == "https" else 80)
-    return Target(url=url, name=url.host.lower(), origin=f"{url.host.lower()}:{port}")
+    return url
+
+
+def origin_of(url: httpx.URL) -> str:
+    """Return host and port, the host in lower case."""
+    return f"{url.host}:{url.port or (443 if url.scheme == 'https' else 80)}"
 
 
 def headers_of(message: Message) -> dict[str, bytes]:
@@ -128,7 +123,7 @@ def secrets_of(secret: Any) -> Keys | dict[str, Keys] | None:
 class Request:
     """What is sent for one message."""
 
-    target: Target
+    url: httpx.URL
     body: bytes
     headers: Mapping[str, bytes]
     keys: Keys | None
@@ -138,7 +133,7 @@ class Request:
         moment = str(int(time.time())).encode()
         found = {
             **self.headers,
-            "host": self.target.url.netloc,
+            "host": self.url.netloc,
             "user-agent": b"django-outbox",
             "accept-encoding": b"identity",
             "content-length": str(len(self.body)).encode(),

@@ -58,13 +58,17 @@ class _Client(aiormq.Connection):  # type: ignore[misc]
         return await aiormq.Connection._rpc(request, *args, **options)
 
 
-class Connection:
-    """One connection of the client aiormq with a channel that confirms."""
+class Connection(aiormq.TransportFactory):  # type: ignore[misc]
+    """One connection of the client aiormq with a channel that confirms.
+
+    It opens the client's transport, and keeps hold of it: the client closes it in order only.
+    """
 
     def __init__(self, address: Address) -> None:
         self._address = address
         self._client: Any = None
-        self._transports = _Transports()
+        self._writer: Any = None
+        self._is_aborted = False
         self.channel: Any = None
         self.was_blocked = False  # when it was aborted
 
@@ -81,7 +85,7 @@ class Connection:
         for name in (*CLIENTS, "asyncio"):
             logging.getLogger(name).addFilter(_OF_OTHERS)  # once: a filter is not added twice
         self._client = _Client(
-            self._address.url, context=self._address.ssl_context, transport_factory=self._transports
+            self._address.url, context=self._address.ssl_context, transport_factory=self
         )
         await self._client.connect(self._address.client_properties)
         await self.new_channel()
@@ -97,33 +101,25 @@ class Connection:
                 await asyncio.wait_for(self._client.ready(), BLOCKED_WITHIN)
             except asyncio.TimeoutError:
                 self.was_blocked = True  # the broker has said that it takes no messages for now
-        self._transports.abort()
+        self._end()
 
     async def close(self) -> None:
         """Close the connection; abort it if the broker does not answer."""
         try:
             with suppress(*BROKEN):
-                if self._client is not None and not self._transports.is_aborted:
+                if self._client is not None and not self._is_aborted:
                     await asyncio.wait_for(self._client.close(), CLOSE_TIMEOUT)
         finally:
-            self._transports.abort()
-
-
-class _Transports(aiormq.TransportFactory):  # type: ignore[misc]
-    """Opens the client's transport, and keeps hold of it: the client closes it in order only."""
-
-    def __init__(self) -> None:
-        self.is_aborted = False
-        self._writer: Any = None
+            self._end()
 
     async def create(self, url: Any, **kwargs: Any) -> Any:
         factory = TLSTransportFactory() if url.scheme == "amqps" else TCPTransportFactory()
         reader, self._writer = await factory.create(url, **kwargs)
         return reader, self._writer
 
-    def abort(self) -> None:
+    def _end(self) -> None:
         if self._writer is not None:
-            self.is_aborted = True
+            self._is_aborted = True
             self._writer.transport.abort()
 
 
