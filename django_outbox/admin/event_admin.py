@@ -12,7 +12,8 @@ from django.contrib.admin import AdminSite
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.utils import quote, unquote
 from django.db import connections, transaction
-from django.db.models import Exists
+from django.db.models import Exists, Subquery, Value
+from django.db.models.functions import Coalesce
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path
@@ -34,6 +35,7 @@ from .list_filters import EventTypeFilter, ListenerFilter, QueueFilter, StateFil
 from .read_only import may, reverse
 
 NEIGHBOURS: Final = 3  # deliveries of its key on either side that the page of one shows
+NEAR: Final = 5000  # rows written before one, and after it, among which done ones are searched
 ULID_LENGTH: Final = 26  # characters of an id of ours
 SEARCHED: Final = ("unique_key", "aggregate_id", "tenant_id")
 # Actions offered above the list for all matching events, by the value of the state filter.
@@ -258,16 +260,23 @@ class OutboxEventAdmin(error_groups.CausesAdmin):
 
 
 def neighbours(event: OutboxEvent) -> list[Any]:
-    """Return the deliveries before and after this one in its stream that are not done."""
+    """Return the deliveries before and after this one in its stream.
+
+    No index has those that are done: they are searched among the rows written around it.
+    """
     if event.stream is None or event.seq is None:
         return []
-    rows = OutboxEvent.objects.using(event._state.db).filter(
-        IsIndexed("status"), stream=event.stream
-    )
-    rows = rows.defer(*LONG_TEXTS).annotate(seen_at=DatabaseNow())
-    before = rows.filter(seq__lt=event.seq).order_by("-seq")[:NEIGHBOURS]
-    after = rows.filter(seq__gt=event.seq).order_by("seq")[:NEIGHBOURS]
-    return [*reversed(before), *after]
+    every, found = OutboxEvent.objects.using(event._state.db), list[Any]()
+    for side, other, order, end in (("lt", "gt", "-", ""), ("gt", "lt", "", "~")):
+        written = every.filter(**{f"pk__{side}": event.pk}).order_by(f"{order}pk")
+        last = Coalesce(Subquery(written.values("pk")[NEAR : NEAR + 1]), Value(end))
+        rows = every.filter(stream=event.stream, **{f"seq__{side}": event.seq})
+        rows = rows.order_by(f"{order}seq").defer(*LONG_TEXTS)
+        done = rows.done().filter(**{f"pk__{side}": event.pk, f"pk__{other}": last})
+        nearest = [*rows.filter(IsIndexed("status"))[:NEIGHBOURS], *done[:NEIGHBOURS]]
+        nearest.sort(key=lambda each: abs(each.seq - event.seq))
+        found += nearest[:NEIGHBOURS]
+    return sorted(found, key=lambda each: each.seq)
 
 
 def related_links(

@@ -237,3 +237,16 @@ def test_on_a_telephone_each_button_is_in_sight(trouble: Callable[..., None], dr
     assert names >= {"Resume", "Pause parcel.requested"}
     for each in buttons:
         assert each.rect["x"] >= 0 and each.rect["x"] + each.rect["width"] <= 400, each.text
+
+
+def test_the_form_of_a_pause_fits_a_telephone_in_a_theme_of_any_kind(
+    trouble: Callable[..., None], visit: Callable[..., None], driver: Any
+) -> None:
+    """Another theme brings its own styles instead of Django's, but ours stay."""
+    trouble(400)
+    visit("django_outbox_outboxpause_add")
+    driver.execute_script(
+        "for (const each of document.styleSheets) each.disabled = !/outbox/.test(each.href);"
+        "for (const each of document.querySelectorAll('#header, .breadcrumbs')) each.remove();"
+    )
+    assert driver.execute_script("return document.documentElement.scrollWidth") <= 400

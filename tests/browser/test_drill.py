@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 from django.db import connection
+from django.utils import timezone
 from selenium.webdriver import Keys
 from selenium.webdriver.common.by import By
 
+from django_outbox.admin import dashboard as dashboard_admin
 from django_outbox.listeners.outcomes import Status
-from django_outbox.models import OutboxEvent, OutboxPause
+from django_outbox.models import OutboxEvent, OutboxPause, OutboxWorker
 from django_outbox.worker.operations import work_off_all
 from tests.browser import driving, scene
-from tests.browser.test_dashboard import DASHBOARD
+from tests.browser.test_dashboard import DASHBOARD, refresh
 from tests.browser.test_path import is_gone, named
-from tests.table import histories
+from tests.table import histories, insert, now
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -119,3 +123,70 @@ def test_the_drill(driver: Any, visit: Visit, use: Callable[[Any, Find], Any]) -
         operator.use(lambda: driver.find_element(By.PARTIAL_LINK_TEXT, f"Event {poison}"))
         assert poison in driver.current_url
         assert driving.texts(driver, ".outbox-timeline")
+
+
+def at(instant: datetime) -> str:
+    return f"{timezone.localtime(instant):%H:%M}"
+
+
+def test_each_sentence_names_what_is_wrong_why_and_since_when(driver: Any, visit: Visit) -> None:
+    """A queue is paused, a broker is away, a worker is lost, then all of them."""
+    clock = now()
+    since, until = clock - timedelta(minutes=7), clock + timedelta(minutes=40)
+    scene.the_drill()
+    visit(DASHBOARD)
+    lost = OutboxWorker.objects.order_by("heartbeat_at")[0]
+    worker = f"Worker {lost.hostname}:{lost.pid} is lost since {at(lost.heartbeat_at)}"
+    assert f"{worker}; 1 of 2 expected workers run." in verdict(driver)
+
+    insert(3, due=-600, event_type="order.paid")
+    OutboxPause.objects.pause("queue", "default", reason="stocktaking", by="ada", until=until)
+    OutboxPause.objects.update(paused_at=since)
+    visit(DASHBOARD)
+    paused = f"Queue default is paused since {at(since)} by ada until {at(until)}: stocktaking; "
+    assert f"{paused}3 held for 7 min." in verdict(driver)
+
+    insert(4, due=-60, queue="relay.orders", listener="relay.orders")
+    OutboxPause.objects.create(
+        kind="breaker",
+        name="relay.orders",
+        paused_at=since,
+        until=until,
+        reason="relay.orders: no answer from kafka:9092",
+    )
+    visit(DASHBOARD)
+    away = f"The broker of relay orders is away since {at(since)}: no answer from kafka:9092; "
+    assert f"{away}4 held for 60 s; next try {at(until)}." in verdict(driver).replace(
+        "1 min", "60 s"
+    )
+    assert f"{paused}3 held for 7 min." in verdict(driver)
+
+    OutboxPause.objects.all().delete()
+    OutboxWorker.objects.update(heartbeat_at=since)
+    visit(DASHBOARD)
+    assert f"No worker is alive, since {at(since)}." in verdict(driver)
+    assert "is paused" not in verdict(driver) and "is away" not in verdict(driver)
+
+
+def test_a_page_whose_database_does_not_answer_says_since_when(
+    driver: Any, visit: Visit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    visit(DASHBOARD)
+    shown = driving.texts(driver, "[data-part=clock] time")[0]
+    thawed = threading.Event()
+    read = dashboard_admin.recent_snapshot
+
+    def frozen() -> Any:
+        assert thawed.wait(60)
+        return read()
+
+    monkeypatch.setattr(dashboard_admin, "recent_snapshot", frozen)
+    try:
+        refresh(driver)
+        wait_until(lambda: driving.texts(driver, ".outbox-lost") != [""], what="the sentence")
+        assert shown in driving.texts(driver, ".outbox-lost")[0]
+        assert driver.find_elements(By.CSS_SELECTOR, ".outbox-stale")
+    finally:
+        thawed.set()
+    wait_until(lambda: not driver.find_elements(By.CSS_SELECTOR, ".outbox-stale"))
+    assert driving.texts(driver, ".outbox-lost") == [""]

@@ -12,6 +12,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
+from django_outbox.admin import event_admin
 from django_outbox.events import least_id, new_id
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent, OutboxOperation, OutboxStream, bulk
@@ -187,3 +188,20 @@ def test_a_state_and_a_time_together(state: str) -> None:
     client = visitor("view")
     assert {*listed(client, state=state)} == {old, new}
     assert listed(client, state=state, written="hour") == [new]
+
+
+def test_the_page_of_an_event_shows_those_before_and_after_it_also_done_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ids = table.keyed("k", 9)
+    table.keyed("other", 2)
+    OutboxEvent.objects.filter(pk__in=[*ids[:4], ids[5]]).update(status=Status.DONE)
+
+    def shown() -> list[str]:
+        page = body(visitor("view"), reverse(PAGE, args=[ids[4]]))
+        linked = re.findall(r"outboxevent/(\w+)/change", page.partition("same key")[2])
+        return sorted({*linked} - {ids[4]})
+
+    assert shown() == [*ids[1:4], *ids[5:8]]
+    monkeypatch.setattr(event_admin, "NEAR", 1)
+    assert shown() == [ids[3], *ids[5:8]]

@@ -12,6 +12,7 @@
   const lost = document.querySelector(".outbox-lost");
   let timer = 0;
   let wait = EVERY;
+  let answered = new Date().toLocaleTimeString();
 
   // A part with the keyboard focus keeps its content until the next refresh.
   function renew(page) {
@@ -32,7 +33,7 @@
       const answer = await fetch(from, { credentials: "same-origin", cache: "no-store", signal });
       const text = answer.redirected || !answer.ok ? "" : await answer.text();
       if (text) renew(new DOMParser().parseFromString(text, "text/html"));
-      if (text) fault = "";
+      if (text) [fault, answered] = ["", new Date().toLocaleTimeString()];
       else if (answer.redirected || answer.status === 403) fault = lost.dataset.away;
     } catch (error) {
       // The server does not answer, or this is not its answer: the fault is shown.
@@ -44,7 +45,9 @@
     later();
   }
 
-  function say(text) {
+  function say(fault) {
+    const time = document.querySelector('[data-part="clock"] time')?.textContent || answered;
+    const text = fault.replace("{time}", time);
     if (lost.textContent !== text) lost.textContent = text;
     lost.hidden = !text;
     document.querySelector("[data-refresh]").classList.toggle("outbox-stale", Boolean(text));
