@@ -49,10 +49,8 @@ class Answering:
         return self._version
 
 
-def asked(monkeypatch: pytest.MonkeyPatch, server: Any) -> list[CheckMessage]:
-    monkeypatch.setattr(servers, "connections", {"default": server})
-    monkeypatch.setattr(servers, "aliases", lambda: ["default"])
-    return list(servers.check_servers(None, databases=["default"]))
+def asked(server: Any) -> list[CheckMessage]:
+    return list(servers.of_server(server))
 
 
 def test_193_there_is_sql_for_these_vendors() -> None:
@@ -94,8 +92,7 @@ OLD = "The database 'default' is {}; expected {} or later."
 def test_193_268_unknown_incompatible_and_old_servers_are_reported(
     vendor: str, name: str, version_text: str, version: tuple[int, ...], found: str, says: str
 ) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        messages = asked(patch, Answering(vendor, name, version_text, version))
+    messages = asked(Answering(vendor, name, version_text, version))
     assert [each.id for each in messages] == [f"django_outbox.{found}"] * bool(found)
     for each in messages:
         old = OLD.format(f"{name} {version_text}", says)
@@ -119,8 +116,7 @@ def test_a_cluster_whose_nodes_all_take_writes_is_warned_of(
 ) -> None:
     server = Answering("mysql", "MySQL", "8.4.3", (8, 4, 3))
     server.variables = variables
-    with pytest.MonkeyPatch.context() as patch:
-        messages = asked(patch, server)
+    messages = asked(server)
     assert [each.id for each in messages] == ["django_outbox.W061"] * bool(says)
     assert all(f"is a {says} cluster" in each.msg and each.hint for each in messages)
 
@@ -135,11 +131,11 @@ def test_a_cluster_whose_nodes_all_take_writes_is_warned_of(
     ],
 )
 def test_a_driver_of_postgresql_that_hears_nothing_is_warned_of(
-    monkeypatch: pytest.MonkeyPatch, driver: str, version: str, warned: bool
+    driver: str, version: str, warned: bool
 ) -> None:
     server = Answering("postgresql", "PostgreSQL", "PostgreSQL 18.1", (18, 1))
     server.Database = SimpleNamespace(__name__=driver, __version__=version)
-    messages = asked(monkeypatch, server)
+    messages = asked(server)
     assert [each.id for each in messages] == ["django_outbox.W054"] * warned
     if messages:
         assert not messages[0].is_serious()

@@ -15,6 +15,7 @@ from .. import conf
 from ..inspection.listeners import different_listeners, live_registries
 from ..models import OutboxEvent, missing_table
 from ..sql import DIALECTS, dialect_of, is_in_memory
+from .servers import of_server
 
 Configs = Sequence[AppConfig] | None
 
@@ -45,13 +46,15 @@ def check_databases(
 ) -> Iterator[CheckMessage]:
     """Report W021 no WAL; E022 no schemas; W023 no tables; W026 isolation; W027 packet size.
 
-    Also report E056 statements in the binary log; E057 a charset that lacks characters; W058 live
-    workers with other listeners than this process.
+    Of its server E024 unknown, E028 same protocol only, W025 and W054 old server or driver, E056
+    statements in the binary log, E057 a charset that lacks characters, W061 several nodes that
+    take writes. Also W058 live workers with other listeners than this process.
     """
     for alias in sorted(set(databases or ()).intersection(aliases())):
         connection = connections[alias]
+        yield from of_server(connection)
         if connection.vendor not in DIALECTS:
-            continue  # reported as E024
+            continue
         yield from (*_journal_mode(connection), *_schema(connection), *_tables(connection))
         yield from (*_isolation(connection), *_statement_size(connection))
         yield from (*_statement_log(connection), *_charset(connection))

@@ -14,7 +14,7 @@ from django.core.exceptions import ImproperlyConfigured
 from .. import conf, hooks
 from ..exceptions import did_you_mean
 from ..relay_settings import RelaySettings
-from ..relays.relay import Relay
+from ..relays.relay import Relay, missing_client
 from .databases import Configs
 
 # The package's own backends, and the extra that installs the client of each.
@@ -63,13 +63,10 @@ def _of_relay(settings: RelaySettings) -> Iterator[CheckMessage]:
 
 
 def _hint(path: str, error: ImproperlyConfigured) -> str:
-    cause = error.__cause__
-    extra = EXTRAS.get(path)
-    missing = cause.name or "" if isinstance(cause, ModuleNotFoundError) else ""
-    if extra and missing and not missing.startswith("django_outbox"):
-        return f'Run pip install "django-transactional-outbox[{extra}]".'
+    if path in EXTRAS and missing_client(path, error):
+        return f'Run pip install "django-transactional-outbox[{EXTRAS[path]}]".'
     otherwise = "Correct the dotted path, or install what the module imports."
-    return did_you_mean(path, EXTRAS, otherwise) if cause else otherwise
+    return did_you_mean(path, EXTRAS, otherwise) if error.__cause__ else otherwise
 
 
 def _long_timeout(settings: RelaySettings, timeout: float) -> Iterator[CheckMessage]:

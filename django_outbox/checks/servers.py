@@ -1,16 +1,14 @@
-"""System checks for database servers and drivers that are unknown, too old or not compatible."""
+"""System checks of a database's server and driver: unknown, too old, or not compatible."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
-from django.core.checks import CheckMessage, Error, Tags, Warning, register
-from django.db import connections
+from django.core.checks import CheckMessage, Error, Warning
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..sql import DIALECTS, SUPPORTED, dialect_of
-from .databases import Configs, aliases
 
 Version = tuple[int, ...]
 
@@ -34,27 +32,17 @@ PROTOCOL_ONLY = {
 }
 
 
-@register(Tags.database)
-def check_servers(
-    app_configs: Configs, databases: Sequence[str] | None = None, **kwargs: Any
-) -> Iterator[CheckMessage]:
-    """Report E024 unknown database; E028 same protocol only; W025, W054 old server or driver.
-
-    Also report W061 several nodes that take writes.
-    """
-    for alias in sorted(set(databases or ()).intersection(aliases())):
-        connection = connections[alias]
-        if connection.vendor not in DIALECTS:
-            yield Error(
-                f"The database {alias!r} is {connection.display_name}, for which the outbox has "
-                "no SQL of its own and no tests.",
-                hint=f"Route django_outbox to {SUPPORTED}.",
-                id="django_outbox.E024",
-            )
-            continue
+def of_server(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:
+    if connection.vendor in DIALECTS:
         yield from [*_protocol_only(connection)] or _outdated(connection)
-        yield from _driver(connection)
-        yield from _cluster(connection)
+        yield from (*_driver(connection), *_cluster(connection))
+        return
+    yield Error(
+        f"The database {connection.alias!r} is {connection.display_name}, for which the outbox has "
+        "no SQL of its own and no tests.",
+        hint=f"Route django_outbox to {SUPPORTED}.",
+        id="django_outbox.E024",
+    )
 
 
 def _protocol_only(connection: BaseDatabaseWrapper) -> Iterator[CheckMessage]:

@@ -88,19 +88,18 @@ class Connection:
 
     async def open(self) -> None:
         """Connect to one of the servers; raise what the last of them said if none is there."""
-        for index, server in enumerate(random.sample(self._servers, len(self._servers)), start=1):
-            try:
-                await self._connect(server)
-            except FAULTS as error:
-                if index == len(self._servers):
-                    if isinstance(error, ConnectionError):
-                        # A server that has max_connections says so and closes the connection. The
-                        # client reads that only if it waits for an answer to its login.
-                        await self._connect(server, verbose=True)
-                        await self.close()
-                    raise
-            else:
-                break
+        *others, last = random.sample(self._servers, len(self._servers))
+        for server in others:
+            with suppress(*FAULTS):
+                return await self._connect(server)
+        try:
+            await self._connect(last)
+        except ConnectionError:
+            # A server that has max_connections says so and closes the connection. The client reads
+            # that only if it waits for an answer to its login.
+            await self._connect(last, verbose=True)
+            await self.close()
+            raise
 
     async def _connect(self, server: str, **more: Any) -> None:
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -48,6 +48,13 @@ def backend_class(settings: RelaySettings) -> type[Backend]:
     return found
 
 
+def missing_client(path: str, error: ImproperlyConfigured) -> bool:
+    """Return whether what a backend imports is not installed, rather than its path being wrong."""
+    cause, module = error.__cause__, path.rpartition(".")[0]
+    name = (cause.name or "") if isinstance(cause, ModuleNotFoundError) else ""
+    return bool(name) and not f"{module}.".startswith(f"{name}.")
+
+
 class CheckFailed(Exception):
     """A broker that can be connected to did not pass its check."""
 

@@ -14,7 +14,7 @@ from ..conf import current
 from ..exceptions import BrokerUnavailable
 from ..relay_settings import RelaySettings
 from ..relays import Backend, Message, Outcome
-from ..relays.relay import Relay, backend_class, relays
+from ..relays.relay import Relay, backend_class, missing_client, relays
 
 Failure = BaseException | type[BaseException]
 
@@ -150,8 +150,6 @@ def _real_class(settings: RelaySettings) -> type[Backend]:
     try:
         return backend_class(settings)
     except ImproperlyConfigured as error:
-        cause, module = error.__cause__, settings.BACKEND.rpartition(".")[0]
-        missing = (cause.name or "") if isinstance(cause, ModuleNotFoundError) else ""
-        if not missing or f"{module}.".startswith(f"{missing}."):  # the path itself is wrong
-            raise
-        return Backend
+        if missing_client(settings.BACKEND, error):
+            return Backend
+        raise

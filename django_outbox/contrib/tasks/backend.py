@@ -26,6 +26,7 @@ from ...delivery.interceptors import ends_drain
 from ...events import Event, as_utc
 from ...exceptions import OutboxError
 from ...listeners import registry
+from ...listeners.callables import qualified_name
 from ...listeners.outcomes import UNSETTLED, Dead, Defer, Status
 from ...listeners.retry import Fixed, RetryPolicy
 from ...models import OutboxEvent, OutboxStream
@@ -145,8 +146,7 @@ class OutboxBackend(BaseTaskBackend):  # type: ignore[misc, unused-ignore]
             status = TaskResultStatus.RUNNING
             runs.start(row.locked_by, row.locked_at)
         if status == TaskResultStatus.FAILED and not runs.errors:  # never ran, or its worker died
-            path = f"{OutboxError.__module__}.{OutboxError.__qualname__}"
-            runs.errors.append(Error(path, row.last_error or ""))
+            runs.errors.append(Error(qualified_name(OutboxError), row.last_error or ""))
         return self._result(task, call, row, runs, status=status, finished_at=row.done_at)
 
     def run(self, event: Event) -> Dead | Defer | None:

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from ...delivery.decide import clean
+from ...listeners.callables import qualified_name
 from ...listeners.outcomes import COALESCED
 
 MAX_ERRORS = 20  # failed runs whose tracebacks are kept
@@ -50,9 +51,8 @@ class Runs(msgspec.Struct):
         self.started_at, self.last_attempted_at = self.started_at or at, at
 
     def add_error(self, error: BaseException) -> None:
-        kind = type(error)
         trace = clean("".join(format_exception(error))[-MAX_TRACEBACK:])
-        self.errors.append(Error(f"{kind.__module__}.{kind.__qualname__}", trace))
+        self.errors.append(Error(qualified_name(type(error)), trace))
         del self.errors[:-MAX_ERRORS]
 
 
