@@ -13,7 +13,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ..models import OutboxEvent, OutboxOperation, OutboxQuerySet, bulk, operation
 from ..models.queryset import by_death
-from ..models.replay import Spacing
+from ..models.replay import BATCH_SIZE, Spacing
 from . import display
 from .changelist import LONG_TEXTS
 
@@ -40,7 +40,7 @@ class EventAction:
 
     def applicable(self, rows: OutboxQuerySet) -> OutboxQuerySet:
         """Return the events among these that allow it."""
-        return bulk.ACTIONS[self.kind].applicable(rows)
+        return bulk.APPLICABLE[self.kind](rows)
 
     def found(self, rows: OutboxQuerySet) -> OutboxQuerySet:
         """Return the same, by an index if there is one, of rows that are not chosen by their id."""
@@ -163,7 +163,8 @@ def apply_at_once(
     one = [*rows.filter(pk__in=fit[:2]).defer(*LONG_TEXTS)]
     act = operation.acting(action.kind, user.get_username(), ", ".join(fit))
     done, spacing = 0, Spacing(rate) if rate else None
-    size = bulk.ACTIONS[action.kind].batch_size
+    # A worker may claim the stream at any moment; then nothing is logged.
+    size = 1 if action is SKIP else BATCH_SIZE
     for start in range(0, len(fit), size):
         batch = events.filter(pk__in=fit[start : start + size])
         done += bulk.apply_to_batch(batch, act, spacing)

@@ -113,10 +113,8 @@ def _queue(each: QueueState, permissions: Permissions) -> Cells:
             '{} <span class="outbox-id">{}</span>', each.name, ", ".join(filter(None, about))
         ),
         number(each.due),
-        _late(each.oldest_due_age),
-        number(each.held) if each.held else "",
-        _time(each.wait_p95),
-        _time(each.run_p95),
+        *_waiting(each),
+        *_times(each),
         _("%(busy)d of %(all)d") % {"busy": busy, "all": threads} if threads else "",
         str(each.workers),
         *_pause_button(permissions, "queue", each.name, is_held="queue" in each.holds),
@@ -149,11 +147,9 @@ def _listener(each: ListenerState, overview: Overview, permissions: Permissions)
         format_html('{} <span class="outbox-late">{}</span>', title, unrouted),
         each.queue,
         number(each.due) if each.due else "",
-        _late(each.oldest_due_age),
-        number(each.held) if each.held else "",
+        *_waiting(each),
         number(each.done_per_minute) if each.done_per_minute else "",
-        _time(each.wait_p95),
-        _time(each.run_p95),
+        *_times(each),
         f"{each.threads_busy:.1f}" if each.threads_busy else "",
         *_pause_button(
             permissions,
@@ -164,15 +160,17 @@ def _listener(each: ListenerState, overview: Overview, permissions: Permissions)
     )
 
 
-def _late(seconds: float | None) -> str | SafeString:
-    if seconds is None:
-        return ""
+def _waiting(each: QueueState | ListenerState) -> Iterator[str]:
+    """Yield since when the oldest is due, and how many are held."""
+    seconds, cell = each.oldest_due_age or 0.0, '<span class="{}">{}</span>'
     late = "outbox-late" if seconds > display.LATE_AFTER else ""
-    return format_html('<span class="{}">{}</span>', late, display.duration(seconds))
+    is_due = each.oldest_due_age is not None
+    yield format_html(cell, late, display.duration(seconds)) if is_due else ""
+    yield number(each.held) if each.held else ""
 
 
-def _time(seconds: float | None) -> str:
-    return "" if seconds is None else precise(seconds)
+def _times(each: QueueState | ListenerState) -> list[str]:
+    return ["" if each is None else precise(each) for each in (each.wait_p95, each.run_p95)]
 
 
 def _pause_button(

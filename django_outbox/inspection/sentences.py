@@ -56,18 +56,6 @@ SENTENCES: Final[dict[str, Any]] = {
         "%(queue)s is paused since %(since)s[ by %(by)s][ until %(until)s][: %(cause)s]"
         "[; %(count)s held for %(age)s]"
     ),
-    "held_by_event_type": gettext_lazy(
-        "Event type %(name)s is paused since %(since)s[ by %(by)s][ until %(until)s][: %(cause)s]"
-        "[; %(count)s held for %(age)s]"
-    ),
-    "held_by_listener": gettext_lazy(
-        "Listener %(name)s is paused since %(since)s[ by %(by)s][ until %(until)s][: %(cause)s]"
-        "[; %(count)s held for %(age)s]"
-    ),
-    "held_by_stream": gettext_lazy(
-        "Key %(name)s is paused since %(since)s[ by %(by)s][ until %(until)s][: %(cause)s]"
-        "[; %(count)s held for %(age)s]"
-    ),
     "held_by_breaker": gettext_lazy(
         "The circuit breaker of %(queue)s is open since %(since)s[: %(cause)s]"
         "[; %(count)s held for %(age)s][; next try %(until)s]"
@@ -97,6 +85,11 @@ SENTENCES: Final[dict[str, Any]] = {
     "too_few": gettext_lazy("%(name)s: %(count)s, at least %(of)s expected"),
     "more": gettext_lazy("%(count)s more (%(name)s)"),
 }
+PAUSED: Final[dict[str, Any]] = {  # what else a person has paused
+    "held_by_event_type": gettext_lazy("event type %s"),
+    "held_by_listener": gettext_lazy("listener %s"),
+    "held_by_stream": gettext_lazy("key %s"),
+}
 OPTIONAL: Final = re.compile(r"\[([^\]]*)\]")
 NAMES: Final = re.compile(r"%\((\w+)\)s")
 
@@ -106,11 +99,14 @@ def sentence(problem: Problem, now: datetime) -> str:
     values = {name: _in_words(each, now) for name, each in asdict(problem).items()}
     if problem.queue:
         values["queue"] = queue_label(problem.queue)
+    kind = problem.kind
+    if kind in PAUSED:
+        kind, values["queue"] = "held_by_queue", str(PAUSED[kind]) % problem.name
 
     def if_it_applies(part: re.Match[str]) -> str:
         return part[1] if all(values[name] for name in NAMES.findall(part[1])) else ""
 
-    template = SENTENCES.get(f"{problem.kind}_{problem.count}", SENTENCES[problem.kind])
+    template = SENTENCES.get(f"{kind}_{problem.count}", SENTENCES[kind])
     text = OPTIONAL.sub(if_it_applies, str(template)) % values
     return f"{text[:1].upper()}{text[1:]}."
 

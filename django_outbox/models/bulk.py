@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple
 
@@ -29,33 +28,12 @@ Kind: Final = OutboxOperation.Kind
 AHEAD: Final = timedelta(seconds=10)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Action:
-    """A change that people make, and of which events."""
-
-    applicable: Callable[[OutboxQuerySet], OutboxQuerySet]  # selects the events that allow it
-    apply: Callable[[OutboxQuerySet, OutboxOperation, Spacing | None], int]
-    batch_size: int = BATCH_SIZE  # events per transaction; workers and writers never wait long
-
-
-ACTIONS: Final = {
-    Kind.REPLAY: Action(
-        applicable=OutboxQuerySet.dead,
-        apply=lambda rows, operation, spacing: rows.replay(by=operation, rate=spacing),
-    ),
-    Kind.DISCARD: Action(
-        applicable=OutboxQuerySet.dead,
-        apply=lambda rows, operation, spacing: rows.discard(by=operation),
-    ),
-    Kind.RUN_NOW: Action(
-        applicable=OutboxQuerySet.waiting,
-        apply=lambda rows, operation, spacing: rows.run_now(by=operation),
-    ),
-    Kind.SKIP: Action(
-        applicable=OutboxQuerySet.skippable,
-        apply=lambda rows, operation, spacing: rows.skip(by=operation),
-        batch_size=1,  # a worker may claim the stream at any moment; then nothing is logged
-    ),
+# Of each kind: the events that allow it. The query set's method of the same name does it.
+APPLICABLE: Final[dict[str, Callable[[OutboxQuerySet], OutboxQuerySet]]] = {
+    Kind.REPLAY: OutboxQuerySet.dead,
+    Kind.DISCARD: OutboxQuerySet.dead,
+    Kind.RUN_NOW: OutboxQuerySet.waiting,
+    Kind.SKIP: OutboxQuerySet.skippable,
 }
 
 
@@ -67,13 +45,13 @@ def apply_to_batch(
     Lock the events first, so that the log counts exactly those that the action changed. Rows that
     are locked elsewhere are skipped, so that the action does not wait for them.
     """
-    connection, action = connections[batch.db], ACTIONS[Kind(operation.kind)]
-    rows = action.applicable(batch).order_by()
-    with dialect_of(connection).read_committed():
+    rows = APPLICABLE[operation.kind](batch).order_by()
+    given: dict[str, Any] = {} if spacing is None else {"rate": spacing}
+    with dialect_of(connections[batch.db]).read_committed():
         lock_streams(rows)  # first, as writers do
         locked = rows.lock_unlocked()
         events = OutboxEvent.objects.using(batch.db).filter(pk__in=locked)
-        return action.apply(events, operation, spacing) if locked else 0
+        return getattr(events, operation.kind)(by=operation, **given) if locked else 0
 
 
 class Worked(NamedTuple):
@@ -106,7 +84,7 @@ def work_off(pk: int, connection: BaseDatabaseWrapper) -> Worked:
             logger.error("operation stopped id=%d error=%s", pk, reason := first_line(error))
             every.filter(pk=pk).stop(by=reason)
             return Worked(0, None)
-        found = ACTIONS[Kind(operation.kind)].applicable(rows)
+        found = APPLICABLE[operation.kind](rows)
         batches = found.batches(size=size, after=operation.after, until=operation.started_at)
         ids = next(batches, [])
         changed = apply_to_batch(events.filter(pk__in=ids), operation, spacing) if ids else 0

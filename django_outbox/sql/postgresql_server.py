@@ -32,12 +32,14 @@ PLANS = (
 class PostgreSQLServer(Upkeep):
     @contextmanager
     def time_limit(self, seconds: float) -> Iterator[None]:
-        name, set_it = "statement_timeout", "SELECT set_config(%s, %s, true)"  # until the rollback
+        name, is_inner = "statement_timeout", self.connection.in_atomic_block
+        set_it = "SELECT set_config(%s, %s, true)"  # until the transaction ends
         with transaction.atomic(using=self.connection.alias):
-            before = self._rows("SELECT current_setting(%s)", [name])[0][0]
-            self._run(set_it, [name, str(int(seconds * 1000))])
+            given = [name, name, str(int(seconds * 1000))]
+            before = self._rows(set_it.replace("SELECT", "SELECT current_setting(%s),"), given)
             yield
-            self._run(set_it, [name, before])
+            if is_inner:
+                self._run(set_it, [name, before[0][0]])
 
     def _estimate(self) -> tuple[str, list[Any]]:
         sql = "SELECT reltuples::bigint FROM pg_class WHERE oid = to_regclass(%s)"
