@@ -284,6 +284,7 @@ def _row(
             place = bucket(min(middle * sigma * CHANCE.uniform(0.7, 1.3), BOUNDS[-1]))
             field = f"{name}_{place}"
             setattr(row, field, getattr(row, field) + max(int(count * part), 1))
+            row.run_ms += round(count * part * middle * sigma * 1000) * (name == "run")
     return row
 
 
