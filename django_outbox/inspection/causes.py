@@ -6,6 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import reduce
+from itertools import chain
+from operator import or_
 from typing import Any, Final
 
 from django.db import connections
@@ -113,9 +116,14 @@ def load_causes(
 
 
 def find_cause(alias: str, digest: str) -> Cause | None:
-    """Return the cause with this digest; None if no dead event has it."""
-    found = load_causes(alias, MAX_GROUPS).causes
-    return next((each for each in found if each.digest == digest), None)
+    """Return the cause with this digest, not counted; None if no dead event has it."""
+    dead = by_death(OutboxEvent.objects.using(alias)).order_by()
+    wide = _wide(dead)
+    others = dead.exclude(_any_of(wide)) if wide else dead
+    texts = others.values_list("cause", flat=True).distinct()[:MAX_GROUPS]
+    keys = chain(wide, ((text or "",) for text in texts.iterator()))
+    key = next((each for each in keys if _digest(each) == digest), None)
+    return None if key is None else _of_key(key, wide)
 
 
 def add_tenants(alias: str, causes: Sequence[Cause]) -> None:
@@ -138,7 +146,7 @@ def _digest(key: tuple[str, ...]) -> str:
     return salted_hmac(SALT, "\0".join(key), algorithm="sha256").hexdigest()[:DIGEST_LENGTH]
 
 
-def _wide(dead: OutboxQuerySet) -> dict[tuple[str, str], int]:
+def _wide(dead: OutboxQuerySet) -> dict[tuple[str, ...], int]:
     """Return the classes of errors and listeners of which nearly every delivery has its own text.
 
     Each with the number of texts. To group by such texts takes several times as long.
@@ -155,7 +163,7 @@ def _wide(dead: OutboxQuerySet) -> dict[tuple[str, str], int]:
 
 
 def _groups(
-    dead: OutboxQuerySet, wide: Iterable[tuple[str, str]], since: datetime
+    dead: OutboxQuerySet, wide: Iterable[tuple[str, ...]], since: datetime
 ) -> list[dict[str, Any]]:
     """Count by event type, listener and text; of a wide class, by the class instead."""
     classes = [When(_of_class(*key), then=Value(key[0])) for key in wide]
@@ -170,13 +178,30 @@ def _groups(
     return [*counted.order_by("-lately", "-deliveries")[:MAX_GROUPS]]
 
 
+def _any_of(wide: Iterable[tuple[str, ...]]) -> Q:
+    return reduce(or_, (_of_class(*each) for each in wide))
+
+
 def _of_class(error: str, listener: str) -> Q:
     of_class = Q(cause=error) | Q(cause__startswith=f"{error}:")
     return of_class & (Q(listener=listener) if listener else Q(listener=None))
 
 
+def _of_key(key: tuple[str, ...], wide: Mapping[tuple[str, ...], int]) -> Cause:
+    """Return the cause that is the text, or else the class and listener, of nothing yet."""
+    text, error, is_text = key[0], error_class(key[0]), len(key) == 1
+    return Cause(
+        error=error,
+        message=text.removeprefix(error).removeprefix(":").strip() if is_text else "",
+        key=key,
+        digest=_digest(key),
+        texts=wide.get(key, 1),
+        without=[title for name, title in wide if is_text and name == error],
+    )
+
+
 def _grouped(
-    groups: Iterable[dict[str, Any]], wide: Mapping[tuple[str, str], int]
+    groups: Iterable[dict[str, Any]], wide: Mapping[tuple[str, ...], int]
 ) -> dict[tuple[str, ...], Cause]:
     """Return the causes by key."""
     found: dict[tuple[str, ...], Cause] = {}
@@ -186,15 +211,7 @@ def _grouped(
         key: tuple[str, ...] = of_class if of_class in wide else (text,)
         cause = found.get(key)
         if cause is None:
-            message = text.removeprefix(error).removeprefix(":").strip()
-            cause = found[key] = Cause(
-                error=error,
-                message="" if of_class in wide else message,
-                key=key,
-                digest=_digest(key),
-                texts=wide.get(of_class, 1),
-                without=[title for name, title in wide if len(key) == 1 and name == error],
-            )
+            cause = found[key] = _of_key(key, wide)
         cause.count += each["deliveries"]
         cause.lately += each["lately"]
         cause.types[each["event_type"]] += each["deliveries"]

@@ -108,7 +108,7 @@ def test_a_digest_finds_the_cause_and_its_events_only() -> None:
     insert(1, last_error="ValueError: order 1 is unknown")
     cause = load_causes("default", limit=1).causes[0]
     found = find_cause("default", cause.digest)
-    assert found is not None and found.title == cause.title and found.count == 5
+    assert found is not None and found.title == cause.title and cause.count == 5
     dead_of_it = OutboxEvent.objects.dead().filter(found.condition)
     assert {each.pk for each in dead_of_it} == {*ids}
     assert find_cause("default", "0" * 16) is None
@@ -141,6 +141,9 @@ def test_a_class_of_errors_is_one_cause_where_every_text_differs() -> None:
     assert {*OutboxEvent.objects.dead().filter(first.condition)} == {
         *OutboxEvent.objects.filter(pk__in=ids)
     }
+    for each in found.causes:
+        again = find_cause("default", each.digest)
+        assert again is not None and again.condition == each.condition
     same = OutboxEvent.objects.dead().filter(found.causes[-1].condition)
     assert [each.pk for each in same] == others[:1]
     add_tenants("default", found.causes)
