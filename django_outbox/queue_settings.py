@@ -97,8 +97,6 @@ def queues_fault(value: Any) -> str | None:
         for key, setting in own.items():
             if expected := _setting_fault(key, setting):
                 return f"for the queue {name!r} {expected}"
-    if len({DEFAULT_QUEUE, *value}) > MAX_QUEUES:
-        return f'at most {MAX_QUEUES} queues, "default" included'
     return None
 
 

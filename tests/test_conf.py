@@ -218,7 +218,6 @@ QUEUE_FAULTS: list[tuple[Any, str]] = [
     ({7: {}}, f"{NAMES}7."),
     (["hooks"], "expected a dict with the settings of each queue by its name, or None."),
     ({"hooks": 8}, "expected a dict of settings for the queue 'hooks', but not 8."),
-    ({f"q{n}": {} for n in range(16)}, 'expected at most 16 queues, "default" included.'),
     ({"hooks": {"WORKERS": 0}}, "a whole number of at least 1 as WORKERS, but not 0."),
     ({"hooks": {"ASYNC_CONCURRENCY": 1.5}}, "at least 1 as ASYNC_CONCURRENCY, but not 1.5."),
     ({"hooks": {"ASYNC_CONNECTIONS": True}}, "as ASYNC_CONNECTIONS, or None, but not True."),
@@ -243,6 +242,21 @@ def test_a_fault_in_the_queues_is_named(queues: Any, says: str) -> None:
     assert problem.message.startswith('OUTBOX["QUEUES"] is ')
     assert says in problem.message
     assert problem.hint == 'Correct OUTBOX["QUEUES"] or leave it out.'
+
+
+@cases(("queues", "relays"), [(16, 0), (15, 1), (0, 16)])
+def test_queues_and_relays_are_sixteen_together_with_default(queues: int, relays: int) -> None:
+    relay = {"BACKEND": "a.B", "EVENTS": ["x"]}
+    given: dict[str, Any] = {
+        "QUEUES": {f"q{number}": {} for number in range(queues)},
+        "RELAYS": {f"r{number}": relay for number in range(relays)},
+    }
+    with override_settings(OUTBOX=given):
+        [problem] = problems()
+    assert "17 queues; expected at most 16" in problem.message and problem.hint
+    (given["QUEUES"] or given["RELAYS"]).popitem()
+    with override_settings(OUTBOX=given):
+        assert problems() == []
 
 
 def test_a_queue_has_the_top_level_settings_that_it_does_not_set() -> None:

@@ -29,6 +29,6 @@ from .validation import (
     split_stream,
     stored_instant,
     stream_of,
-    type_name,
+    type_text,
     unrouted,
 )

@@ -11,7 +11,7 @@ from django.conf import settings as django_settings
 from ..exceptions import InvalidEvent, PayloadError
 from . import kinds, validation
 from .pydantic_kinds import is_enum
-from .validation import GLOBAL, LENGTHS
+from .validation import GLOBAL
 
 C = TypeVar("C", bound=type)
 if TYPE_CHECKING:  # Event alone means Event[Any]; at run time, only Python 3.13 knows defaults
@@ -41,12 +41,12 @@ class Declaration:
 
     def __post_init__(self) -> None:
         put = object.__setattr__.__get__(self)
-        put("event_type", _checked("event_type", self.event_type))
-        put("aggregate_type", _checked("aggregate_type", self.aggregate_type))
+        put("event_type", validation.type_text(self.event_type, "event_type"))
+        put("aggregate_type", validation.type_text(self.aggregate_type, "aggregate_type"))
         aliases: Any = self.aliases
         if not isinstance(aliases, (tuple, list)):  # a str would pass as an iterable of letters
             raise InvalidEvent(f"aliases is {aliases!r}; expected a tuple of event types.")
-        put("aliases", tuple(_checked("event_type", each) for each in aliases))
+        put("aliases", tuple(validation.type_text(each, "event_type") for each in aliases))
         put("headers", dict(self.headers or {}))
         for what, path in {"key": self.key, "aggregate_id": self.aggregate_id}.items():
             if path is not None:
@@ -250,10 +250,6 @@ def _has_own_serializer() -> bool:
 
 def _path(cls: type) -> tuple[str, str]:
     return cls.__module__, cls.__qualname__
-
-
-def _checked(column: str, value: Any) -> str:
-    return validation.exact_text(column, validation.type_name(value, column), most=LENGTHS[column])
 
 
 def check_path(what: str, path: Any) -> None:

@@ -14,7 +14,7 @@ from django.conf import settings as django_settings
 from django.utils import timezone as django_timezone
 from django.utils.dateparse import parse_datetime
 
-from ..exceptions import InvalidEvent
+from ..exceptions import InvalidEvent, seconds
 
 GLOBAL: Final = "__GLOBAL__"  # the aggregate type of events that belong to no aggregate
 MAX_DELIVER_AFTER = timedelta(days=36_525)  # later due times overflow some database's calendar
@@ -135,6 +135,11 @@ def type_name(value: Any, name: str) -> str:
     return plain_str(value)
 
 
+def type_text(value: Any, column: str) -> str:
+    """Return the name of an event or aggregate type as its column takes it."""
+    return exact_text(column, type_name(value, column), most=LENGTHS[column])
+
+
 def plain_str(value: str) -> str:
     """Return a plain ``str``: drivers and msgspec accept no SafeString and no str enum member."""
     return str.__str__(value)
@@ -181,18 +186,16 @@ def instant(name: str, given: Any) -> datetime:
 
 def delay(value: Any) -> timedelta:
     """Return ``deliver_after`` (seconds or a timedelta) as a timedelta."""
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        try:
-            value = timedelta(seconds=value)
-        except (OverflowError, ValueError):
-            value = None
-    if not isinstance(value, timedelta):
+    try:
+        found = timedelta(seconds=seconds(value, of="deliver_after"))
+    except ValueError:
+        found = timedelta(0)
+    if not timedelta(0) < found <= MAX_DELIVER_AFTER:
         raise InvalidEvent(
-            "deliver_after is not a finite duration; expected seconds or a timedelta."
+            f"deliver_after is {value!r}; expected seconds or a timedelta, more than zero and at "
+            "most 100 years."
         )
-    if not timedelta(0) < value <= MAX_DELIVER_AFTER:
-        raise InvalidEvent(f"deliver_after is {value}; expected more than zero, at most 100 years.")
-    return value
+    return found
 
 
 def add_delay(start: datetime, delay: timedelta) -> datetime:

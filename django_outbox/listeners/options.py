@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ..events import LENGTHS, type_name
 from ..exceptions import seconds
 from ..queue_settings import NAME as QUEUE_NAME
 
@@ -57,14 +56,6 @@ def batching(batch: Any, within: Any, per_key: Any) -> Batching | None:
 def _check_count(name: str, value: Any, most: int) -> None:
     if type(value) is not int or not 1 <= value <= most:
         raise ValueError(f"{name} is {value!r}; expected a whole number from 1 to {most}.")
-
-
-def type_given(value: Any, column: str) -> str:
-    """Return an event or aggregate type; ``ValueError`` if it does not fit into the column."""
-    name = type_name(value, column)
-    if not name or len(name) > LENGTHS[column]:
-        raise ValueError(f"{column} is {name!r}; expected 1 to {LENGTHS[column]} characters.")
-    return name
 
 
 def check_queue(name: Any) -> None:

@@ -15,11 +15,11 @@ from enum import Enum
 from typing import Any, Final, ParamSpec, Protocol, TypeVar
 
 from ..conf import until_changed
-from ..events import LANE_LENGTH, UNROUTED_LANE, declared
+from ..events import LANE_LENGTH, UNROUTED_LANE, declared, type_text
 from ..exceptions import ListenerAlreadyRegistered, seconds
 from ..queue_settings import DEFAULT_QUEUE
 from .callables import is_async, location, redefines
-from .options import TITLE_LENGTH, Batching, batching, check_queue, former_titles, type_given
+from .options import TITLE_LENGTH, Batching, batching, check_queue, former_titles
 from .retry import RetryPolicy, checked
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -162,7 +162,7 @@ def listener(
     check_queue(queue)
     options = batching(batch, within, per_key)
     former = former_titles(formerly)
-    kind = aggregate_type if aggregate_type is ANY else type_given(aggregate_type, "aggregate_type")
+    kind = aggregate_type if aggregate_type is ANY else type_text(aggregate_type, "aggregate_type")
     types, payload_type = _types(event_type)
 
     def register(call: Callable[P, T_co]) -> Listening[P, T_co]:
@@ -320,7 +320,7 @@ def similar_types(event_type: str) -> list[str]:
 def _types(given: Any) -> tuple[tuple[str, ...], type | None]:
     """Return the event types to listen to, and the ``@event`` class if one was given."""
     if not isinstance(given, type):
-        return (type_given(given, "event_type"),), None
+        return (type_text(given, "event_type"),), None
     if found := declared(given):
         return (found.event_type, *found.aliases), given
     raise ValueError(

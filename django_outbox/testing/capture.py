@@ -11,7 +11,7 @@ from typing import Any, overload
 from django.db import router
 
 from .. import hooks
-from ..events import Event, declared, event_from_row, type_name
+from ..events import Event, declared, event_from_row, type_text
 from ..events.validation import aggregate as aggregate_of
 from ..models import OutboxEvent
 from ..signals import event_settled, event_written
@@ -129,7 +129,7 @@ def assert_event_written(
     """
     expected = _expected_columns(fields)
     declaration = declared(event_type)
-    name = declaration.event_type if declaration else type_name(event_type, "event_type")
+    name = declaration.event_type if declaration else type_text(event_type, "event_type")
     events = list(_stored(using or router.db_for_write(OutboxEvent)) if among is None else among)
     for event in events:
         if event.event_type == name and not _differing_fields(event, expected):
