@@ -17,6 +17,7 @@ from django.db.models import Count, Q, QuerySet, Sum
 from ..listeners.outcomes import UNSETTLED, Status
 from ..models import OutboxEvent, OutboxQuerySet, OutboxStatistics, OutboxStream
 from ..models.fields import IsIndexed
+from ..models.queryset import by_death
 from ..sql import dialect_of
 
 MAX_EXACT_COUNT: Final = 100_000  # events; a table up to this size is counted in full
@@ -50,45 +51,41 @@ class Counts:
     """Numbers of events, by the name of their status."""
 
     numbers: dict[str, int]
-    at_least: tuple[str, ...] = ()  # statuses whose count stopped at a limit
     estimated: tuple[str, ...] = ()  # statuses estimated from the database's statistics
+
+    @property
+    def at_least(self) -> list[str]:
+        """Return the statuses whose count stopped at a limit."""
+        return [name for name, each in self.numbers.items() if isinstance(each, AtLeast)]
 
 
 def counts(alias: str) -> Counts:
     """Count events at a cost that does not grow with the table."""
-    connection = connections[alias]
-    dialect = dialect_of(connection)
-    rows, newest = dialect.estimated_rows(), dict[str, int]()
+    events, done = OutboxEvent.objects.using(alias), None
+    rows = dialect_of(connections[alias]).estimated_rows()
     if rows <= MAX_EXACT_COUNT:
-        newest = OutboxEvent.objects.using(alias).newest(MAX_EXACT_COUNT + 1).counts_by_status()
+        newest = events.newest(MAX_EXACT_COUNT + 1).counts_by_status()
         if sum(newest.values()) <= MAX_EXACT_COUNT:
             return Counts(numbers=newest)
-    pending, is_capped = _pending(alias)
-    numbers = {each.name: pending[each.name] for each in Status}
-    numbers["DEAD"] = dialect.count_dead()
-    at_least = [each.name for each in Status if each in UNSETTLED and is_capped]
-    estimated = ["DONE"]
-    if newest:  # there are more rows than the statistics say
-        numbers["DONE"] = newest["DONE"]
-        at_least, estimated = [*at_least, "DONE"], []
-    else:
-        numbers["DONE"] = max(rows - sum(numbers.values()), 0)
-    numbers |= {name: AtLeast(numbers[name]) for name in at_least}
-    return Counts(numbers=numbers, at_least=(*at_least,), estimated=(*estimated,))
+        done = AtLeast(newest["DONE"])  # there are more rows than the statistics say
+    found = {**_pending(alias), "DEAD": by_death(events).count()}
+    found["DONE"] = max(rows - sum(found.values()), 0) if done is None else done
+    numbers = {each.name: found.get(each.name, 0) for each in Status}
+    return Counts(numbers=numbers, estimated=("DONE",) if done is None else ())
 
 
-def _pending(alias: str) -> tuple[Counter[str], bool]:
-    """Count new and retried events; return also whether a count stopped at its limit."""
-    found, is_capped = Counter[str](), False
+def _pending(alias: str) -> dict[str, int]:
+    """Count new and retried events."""
+    found, count = Counter[str](), int
     by_status = {Status(each).name: Count("pk", filter=Q(status=each)) for each in UNSETTLED}
-    for query in pending_queries(alias):
+    for query in _pending_queries(alias):
         answer: dict[str, Any] = query[:MAX_PENDING].aggregate(**by_status)
         found.update(answer)
-        is_capped = is_capped or sum(answer.values()) == MAX_PENDING
-    return found, is_capped
+        count = AtLeast if sum(answer.values()) == MAX_PENDING else count
+    return {name: count(number) for name, number in found.items()}
 
 
-def pending_queries(alias: str) -> Iterator[OutboxQuerySet]:
+def _pending_queries(alias: str) -> Iterator[OutboxQuerySet]:
     """Yield the pending events without a key, then those with one.
 
     An event without a key has a due time of its own; for one with a key the stream has it.

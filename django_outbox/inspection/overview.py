@@ -15,6 +15,7 @@ from ..listeners.outcomes import Status
 from ..listeners.registry import ANY, listeners, route
 from ..models import OutboxEvent, OutboxStream
 from ..models.fields import age
+from ..models.queryset import by_death
 from ..sql import dialect_of
 from ..sql.inspection import Flow
 from .causes import Causes, load_causes
@@ -118,7 +119,7 @@ def load_overview(alias: str, *, causes: Causes | None = None) -> Overview:
 def _causes(alias: str, known: Causes | None, now: datetime) -> Causes:
     """Return the causes; to group all dead events takes longer than all other queries together."""
     if known is not None:
-        total = dialect_of(connections[alias]).count_dead()
+        total = by_death(OutboxEvent.objects.using(alias)).count()
         if total >= known.total:
             return replace(known, total=total)
     return load_causes(alias, limit=MAX_CAUSES, now=now)
@@ -165,7 +166,7 @@ def status(alias: str, limits: Limits | None = None) -> Report:
     return {
         "problems": [{**each.as_row(), "text": sentence(each, found.now)} for each in problems],
         "counts": total.numbers,
-        "at_least": [*total.at_least],
+        "at_least": total.at_least,
         "estimated": [*total.estimated],
         "due": sum(each.due for each in found.queues),
         "oldest_due_age": found.lag,

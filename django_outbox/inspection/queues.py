@@ -16,6 +16,7 @@ from ..listeners import registry
 from ..listeners.outcomes import UNSETTLED
 from ..listeners.queues import expected_queue
 from ..models import OutboxEvent, OutboxStatistics
+from ..models.fields import age
 from ..models.statistics import RUN_COLUMNS, WAIT_COLUMNS, quantile
 from ..queue_settings import DEFAULT_QUEUE, parked_by
 from ..relay_settings import RelaySettings
@@ -297,28 +298,20 @@ def _add_minutes(alias: str, now: datetime, found: dict[tuple[str, str], Listene
 # -- relays ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Deferred:
-    """The messages of a relay that were refused or deferred and wait for their next attempt."""
+def deferred_messages(alias: str, settings: RelaySettings, now: datetime) -> dict[str, Any]:
+    """Return how many messages of a relay wait for another attempt, for how long, and why.
 
-    count: int  # at most DEFERRED_LIMIT
-    age: float  # seconds since the oldest was first due
-    reason: str  # the most frequent one
-
-
-def deferred_messages(alias: str, settings: RelaySettings, now: datetime) -> Deferred | None:
-    """Return what waits for another attempt of a relay, and why; None if nothing does."""
+    They were refused or deferred; the reason is the most frequent one. The count stops at a limit.
+    """
     rows = OutboxEvent.objects.using(alias).filter(
         queue=settings.title, status__in=UNSETTLED, last_error__isnull=False
     )
     texts = rows.order_by("available_at").annotate(text=Substr("last_error", 1, REASON_LENGTH))
     found = list(texts.values_list("first_due_at", "created_at", "text")[:DEFERRED_LIMIT])
-    if not found:
-        return None
     reasons = Counter(text.partition("\n")[0] for *_, text in found)
-    oldest = min(due or created for due, created, _ in found)
-    return Deferred(
-        count=len(found),
-        age=max((now - oldest).total_seconds(), 0.0),
-        reason=reasons.most_common(1)[0][0],
-    )
+    oldest = min((due or created for due, created, _ in found), default=None)
+    return {
+        "deferred": len(found),
+        "deferred_age": oldest and age(oldest, now),
+        "reason": max(reasons, key=reasons.__getitem__, default=""),
+    }

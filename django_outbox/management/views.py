@@ -114,7 +114,7 @@ def _relay_rows(alias: str) -> Row:
     now, known = clock_and_workers(alias)
     rows, queues = [], {each.name: each for each in load_backlog(alias, now, known).queues}
     for each in [each for each in current().relays.values() if each.title in queues]:
-        queue, deferred = queues[each.title], deferred_messages(alias, each, now)
+        queue, row = queues[each.title], deferred_messages(alias, each, now)
         breaker = queue.holds.get("breaker")
         away = breaker.reason.removeprefix(f"{each.title}: ") if breaker else ""
         rows.append(
@@ -126,9 +126,8 @@ def _relay_rows(alias: str) -> Row:
                 "paused": "queue" in queue.holds,
                 "away_since": breaker and breaker.since,
                 "held": queue.held,
-                "deferred": deferred.count if deferred else 0,
-                "deferred_age": deferred and deferred.age,
-                "reason": away or (deferred.reason if deferred else ""),
+                **row,
+                "reason": away or row["reason"],
             }
         )
     return {"waiting": rows}

@@ -143,5 +143,8 @@ def by_death(rows: Q) -> Q:
 
     In the index of streams, dead events without a stream are adjacent.
     """
+    dead = rows.filter(IsDead("status"))
+    if connections[rows.db].features.supports_partial_indexes:
+        return dead
     alone = models.Q(stream=None, seq=None)
-    return rows.filter(alone | models.Q(stream__gt=""), IsDead("status"))._read_by(ByStream)
+    return dead.filter(alone | models.Q(stream__gt=""))._read_by(ByStream)

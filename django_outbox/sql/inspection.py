@@ -65,11 +65,6 @@ class Inspection(EventLeases):
         counts = {stream: count for stream, _, _, count in rows if count is not None}
         return {each: (heads.get(each), counts.get(each, 0)) for each in streams}
 
-    def count_dead(self) -> int:
-        """Count all dead events."""
-        sql = f"SELECT COUNT(*) FROM {self._by_death} WHERE "
-        return sum(row[0] for row in self._rows_of_each([(sql + e, []) for e in self._deaths()]))
-
     def queue_backlogs(self, *, queues: Sequence[str], most: int) -> list[Waiting]:
         """Count what is due in these queues, at most ``most`` events and as many streams of each.
 
@@ -126,14 +121,6 @@ class Inspection(EventLeases):
     @abstractmethod
     def time_limit(self, seconds: float) -> AbstractContextManager[None]:
         """Have each statement of the block fail with ``OperationalError`` after these seconds."""
-
-    @property
-    def _by_death(self) -> str:
-        """Return the table, with any index hint, for a SELECT of dead events by their index."""
-        return self._event
-
-    def _deaths(self) -> Sequence[str]:
-        return ["status = 3"]
 
     def _conditions(self, statuses: Sequence[int]) -> list[str]:
         return [f"status IN ({', '.join(str(int(each)) for each in statuses)}) AND {INDEXED}"]

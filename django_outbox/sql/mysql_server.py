@@ -8,7 +8,7 @@ from typing import Any
 
 from django.db import OperationalError
 
-from ..conf import index_name, table_name
+from ..conf import table_name
 from .inspection import Inspection
 from .upkeep import Upkeep
 from .values import marks
@@ -141,11 +141,3 @@ class MySQLServer(Upkeep, Inspection):
     def _conditions(self, statuses: Sequence[int]) -> list[str]:
         # One per status: the index is by status too, so rows of several would need a sort.
         return [f"status = {int(status)}" for status in statuses]
-
-    @property
-    def _by_death(self) -> str:
-        return f"{self._event} FORCE INDEX ({index_name('outbox_event_stream')})"
-
-    def _deaths(self) -> Sequence[str]:
-        # Those without a key are adjacent in the index, newest last; all others there are read.
-        return ["stream IS NULL AND status = 3 AND seq IS NULL", "stream > '' AND status = 3"]
