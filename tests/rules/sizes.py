@@ -16,10 +16,10 @@ from pathlib import Path
 from tests.rules import Rule, Text
 
 CODE_LINES = {
-    "django_outbox": 23_073,
+    "django_outbox": 23_052,
     "django_outbox/admin": 2_173,
     "django_outbox/relays": 2_251,
-    "django_outbox/sql": 2_058,
+    "django_outbox/sql": 2_045,
 }
 MODULES = 198  # of the package, migrations among them
 TEST_LINES = 73_371  # of all Python files below tests, comments and blank lines among them
