@@ -345,6 +345,6 @@ _new = object.__new__
 _put_row, _put_positions, _put_loads, _put_payload, _put_headers = (
     getattr(Event, name).__set__ for name in ("_row", "_positions", "_loads", "payload", "headers")
 )
-_put_listener, _put_database, _put_attempts, _put_generated = (
-    getattr(Event, name).__set__ for name in ("listener", "database", "attempts", "_generated")
+_put_listener, _put_database, _put_generated = (
+    getattr(Event, name).__set__ for name in ("listener", "database", "_generated")
 )
