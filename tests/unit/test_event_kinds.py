@@ -469,7 +469,7 @@ class PageOfIds(Page[UUID]):
 class Tree:
     name: str
     left: Optional["Tree"] = None
-    leaves: list["Tree"] = field(default_factory=list)
+    leaves: "list[Tree]" = field(default_factory=list)
 
 
 class Renamed(
