@@ -1,9 +1,9 @@
-"""What the oracle judges by: the tables as they are committed, and the calls of listeners."""
+"""What the oracle judges by: settings, the tables as they are committed, calls of listeners."""
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -14,7 +14,21 @@ PARKED = """SELECT id, queue FROM outbox_event
     WHERE queue LIKE 'paused:%' AND status IN (0, 2) AND available_at IS NOT NULL
     UNION ALL SELECT stream, queue FROM outbox_stream
     WHERE queue LIKE 'paused:%' AND due_at IS NOT NULL"""
+REPLAYS = "SELECT COALESCE(SUM(done), 0), COALESCE(SUM(state = 'open'), 0) FROM outbox_operation"
 PAUSES = "SELECT kind, name, 'paused:' || id FROM outbox_pause"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """What the settings of a history promise."""
+
+    listeners: Mapping[str, frozenset[str]]  # titles by event type
+    queues: Mapping[str, str]  # by title
+    max_attempts: int
+    max_rescues: int
+    dead_blocks: bool  # a dead event blocks those behind it
+    failure_blocks: bool  # so does one that failed and is tried again
+    is_calm: bool = False  # no process and no statement is disturbed
 
 
 @dataclass(slots=True)
@@ -86,6 +100,8 @@ class Table:
     breakers: set[str]  # queues
     parked: dict[str, str]  # by the id of a row or the name of a stream: the queue of a pause
     pauses: set[str]  # their queues
+    replayed: int  # deliveries, as the log of operations counts them
+    open_replays: int  # bulk changes that are not worked off
 
     def lease_of(self, event: Event) -> Lease | None:
         return self.leases.get(event.id if event.stream is None else event.stream)
@@ -147,8 +163,16 @@ class Tables:
                 leases[stream] = Lease(worker, due or "", since)
         pauses = run(PAUSES).fetchall()
         breakers = {name for kind, name, _ in pauses if kind == "breaker"}
+        replayed, open_replays = run(f"{REPLAYS} WHERE kind = 'replay'").fetchone()
         return Table(
-            events, streams, leases, breakers, dict(run(PARKED)), {queue for *_, queue in pauses}
+            events,
+            streams,
+            leases,
+            breakers,
+            dict(run(PARKED)),
+            {queue for *_, queue in pauses},
+            replayed,
+            open_replays,
         )
 
 

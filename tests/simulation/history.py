@@ -18,9 +18,9 @@ from django_outbox.models import OutboxEvent, OutboxPause
 from tests.simulation import listeners
 from tests.simulation.database.base import server
 from tests.simulation.doorbell import Touched
-from tests.simulation.evidence import Tables
+from tests.simulation.evidence import Rules, Tables
 from tests.simulation.listeners import TYPES, Stage
-from tests.simulation.oracle import Oracle, Rules
+from tests.simulation.oracle import Oracle
 from tests.simulation.places import UNSTORABLE, Places
 from tests.simulation.plan import Plan
 from tests.simulation.primitives import SimpleQueue

@@ -30,6 +30,7 @@ judge.** A rule that is loosened says here why.
   state in a way that the page does not have.
 - ``breaker``: a circuit breaker closed without a success since it opened.
 - ``parked``: something is moved to the queue of a pause that is over, or is there in the end.
+- ``replays``: the log of operations counts other replays than there were, or one is never done.
 - ``stuck``: when all faults are over, something does not end, or stays leased.
 
 The scheduler adds ``spin`` (a thread that takes turns without end) and ``crash`` (one that died).
@@ -39,10 +40,9 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from django_outbox.listeners.registry import digest
-from tests.simulation.evidence import Call, Event, Lease, Table, Tables
+from tests.simulation.evidence import Call, Event, Lease, Rules, Table, Tables
 
 WAKING = 0.5  # seconds from the check of a lease to the call, in a process that was stopped there
 NEW, DONE, RETRY, DEAD = range(4)
@@ -56,19 +56,6 @@ WAYS = {
 FAILED = ("failed", "final")
 # Rescues that claims may count without a call: later ones are counted for one event alone.
 UNCALLED_RESCUES = 2
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rules:
-    """What the settings of a history promise."""
-
-    listeners: Mapping[str, frozenset[str]]  # titles by event type
-    queues: Mapping[str, str]  # by title
-    max_attempts: int
-    max_rescues: int
-    dead_blocks: bool  # a dead event blocks those behind it
-    failure_blocks: bool  # so does one that failed and is tried again
-    is_calm: bool = False  # no process and no statement is disturbed
 
 
 class Oracle:
@@ -91,6 +78,7 @@ class Oracle:
         self._woken: dict[str, float] = {}  # by worker: when its process was last resumed
         self._ever_dead: set[str] = set()  # events that were dead once
         self._opened: dict[str, float] = {}  # by queue: when its breaker opened
+        self._replays = 0  # deliveries that were final and are pending again
         self._takes: Counter[str] = Counter()  # by event and listener: workers that they killed
 
     # -- what the driver tells -------------------------------------------------------------------
@@ -245,6 +233,7 @@ class Oracle:
             self._ever_dead.add(event.id)
         if was is not None and was.status in FINAL and event.status not in FINAL:
             event.replays += 1
+            self._replays += 1
         is_new = was is None or was.status != event.status
         if event.status == DONE and is_new and event.is_coalesced:
             self._judge_coalesced(event)
@@ -349,6 +338,10 @@ class Oracle:
             if missing := [each for each in titles if digest(each) not in event.routes]:
                 self._report("route", f"{event} was not given to {missing}")
         self._judge_parked({})
+        table = self.table
+        if (table.replayed, table.open_replays) != (self._replays, 0):
+            counted = f"{table.replayed} counted, {table.open_replays} not worked off"
+            self._report("replays", f"{self._replays} deliveries were replayed, {counted}")
         for event in self.pending:
             self._report("stuck", f"{event} {self.table.lease_of(event)}")
         if not self.pending:
