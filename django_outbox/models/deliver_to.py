@@ -69,9 +69,7 @@ def deliver_parts(
     """
     act = acting(OutboxOperation.Kind.DELIVER_TO, by, listener.title)
     for part in lacking(rows, listener):
-        if count := _try_to_deliver(rows, listener.title, part, spacing):
-            act.add(count, using=rows.db)
-        yield count
+        yield _try_to_deliver(rows, listener.title, part, spacing, act)
 
 
 def lacking(rows: OutboxQuerySet, listener: Listener) -> Iterator[list[Source]]:
@@ -119,17 +117,25 @@ def _by_seq(rows: OutboxQuerySet) -> Iterator[list[Source]]:
 
 
 def _try_to_deliver(
-    rows: OutboxQuerySet, title: str, part: Sequence[Source], spacing: Spacing | None
+    rows: OutboxQuerySet,
+    title: str,
+    part: Sequence[Source],
+    spacing: Spacing | None,
+    act: OutboxOperation,
 ) -> int:
     may_repeat = not rows._connection().in_atomic_block
     for _ in range((TRIES - 1) * may_repeat):
         with suppress(OperationalError):
-            return _deliver(rows, title, part, spacing)
-    return _deliver(rows, title, part, spacing)
+            return _deliver(rows, title, part, spacing, act)
+    return _deliver(rows, title, part, spacing, act)
 
 
 def _deliver(
-    rows: OutboxQuerySet, title: str, part: Sequence[Source], spacing: Spacing | None
+    rows: OutboxQuerySet,
+    title: str,
+    part: Sequence[Source],
+    spacing: Spacing | None,
+    act: OutboxOperation,
 ) -> int:
     """Insert the deliveries of some events in one transaction; return how many.
 
@@ -159,7 +165,7 @@ def _deliver(
             dialect.add_rows(ids=sources[known], route=route, receipt=receipt)
         if spacing is not None:
             _space(rows._all_rows(), given, spacing)
-    return len(given)
+        return act.counted(len(given), using=connection.alias)
 
 
 def _lock(connection: BaseDatabaseWrapper, part: Sequence[Source]) -> dict[str, dict[str, str]]:

@@ -136,7 +136,7 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
         """
         spacing = Spacing(rate) if isinstance(rate, str) else rate
         act, batches = acting(Kind.REPLAY, by, self), self.dead_batches(size=size)
-        return (self._logged(act, each._replay_dead(act.by, spacing)) for each in batches)
+        return (each._replay_dead(act, spacing) for each in batches)
 
     def deliver_to(self, title: str, *, rate: str | None = None, by: By = "") -> int:
         """Deliver these to a listener that was added after they were written; return how many.
@@ -155,7 +155,7 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
     def discard_batches(self, *, size: int = BATCH_SIZE, by: By = "") -> Iterator[int]:
         """Delete the dead events among these, as ``replay_batches`` replays them."""
         act = acting(Kind.DISCARD, by, self)
-        return (self._logged(act, each._discard_dead()) for each in self.dead_batches(size=size))
+        return (each._discard_dead(act) for each in self.dead_batches(size=size))
 
     def dead_batches(
         self, *, size: int = BATCH_SIZE, after: str = "", until: datetime | None = None
@@ -184,23 +184,22 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
 
         An event with a key still waits for the events before it in its stream.
         """
-        waiting = self._updatable().waiting()
-        count = alone(waiting, lambda rows: rows.update_by_id(available_at=DatabaseNow()))
-        count += in_streams(waiting, lambda rows: rows.update_by_id(deliver_at=DatabaseNow()))
-        return self._logged(acting(Kind.RUN_NOW, by, self), count)
+        act, waiting = acting(Kind.RUN_NOW, by, self), self._updatable().waiting()
+        count = alone(waiting, lambda rows: rows.update_by_id(available_at=DatabaseNow()), act)
+        count += in_streams(waiting, lambda rows: rows.update_by_id(deliver_at=DatabaseNow()), act)
+        return count
 
     def skip(self, *, by: By = "") -> int:
         """Make these events with a key dead, to unblock those behind them; return how many.
 
         They can be replayed. Events in a stream that a worker has leased are not changed.
         """
-        count = in_streams(self._updatable().pending(), mark_dead)
-        return self._logged(acting(Kind.SKIP, by, self), count)
+        return in_streams(self._updatable().pending(), mark_dead, acting(Kind.SKIP, by, self))
 
     def cancel(self, *, by: By = "") -> int:
         """Delete the pending events among these that no worker has leased; return how many."""
-        count = change_waiting(self._updatable(), delete_rows, events_discarded)
-        return self._logged(acting(Kind.CANCEL, by, self), count)
+        act = acting(Kind.CANCEL, by, self)
+        return change_waiting(self._updatable(), delete_rows, act, events_discarded)
 
     def reschedule(self, due: datetime | timedelta, *, by: By = "") -> int:
         """Make the pending events among these that no worker has leased due then; return how many.
@@ -208,8 +207,8 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
         A timedelta counts from now. What is behind an event with a key waits with it.
         """
         when = self._clock() + due if isinstance(due, timedelta) else due
-        count = change_waiting(self._updatable(), lambda rows: due_at(rows, when))
-        return self._logged(acting(Kind.RESCHEDULE, by, self), count)
+        act = acting(Kind.RESCHEDULE, by, self)
+        return change_waiting(self._updatable(), lambda rows: due_at(rows, when), act)
 
     def release(self, *, by: By = "") -> int:
         """Release the leases of these, or of their streams: due now; return how many.
@@ -219,7 +218,7 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
         act, rows = acting(Kind.RELEASE, by, self), self._updatable().pending()
         values = {"available_at": DatabaseNow(), "locked_by": None, "locked_at": None}
         leased = rows.filter(locked_by__isnull=False)
-        count = self._logged(act, alone(leased, lambda rows: rows.update_by_id(**values)))
+        count = alone(leased, lambda rows: rows.update_by_id(**values), act)
         keys = rows._names()
         for start in range(0, len(keys), BATCH_SIZE):
             count += self._streams(keys[start : start + BATCH_SIZE]).release(by=act)
@@ -287,24 +286,19 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
             ages.append(keyed)
         return max(ages, default=None)
 
-    def _replay_dead(self, by: str, spacing: Spacing | None) -> int:
+    def _replay_dead(self, act: OutboxOperation, spacing: Spacing | None) -> int:
         dead = self._dead_rows()
-        replay = partial(replay_rows, by=by, spacing=spacing)
-        count = alone(dead, replay) + in_streams(dead, replay)
+        replay = partial(replay_rows, by=act.by, spacing=spacing)
+        count = alone(dead, replay, act) + in_streams(dead, replay, act)
         if count:
             announce(events_replayed, sender=self._write_alias(), count=count)
         return count
 
-    def _discard_dead(self) -> int:
+    def _discard_dead(self, act: OutboxOperation) -> int:
         dead = self._dead_rows()
-        count = alone(dead, delete_rows) + in_streams(dead, delete_rows)
+        count = alone(dead, delete_rows, act) + in_streams(dead, delete_rows, act)
         if count:
             announce(events_discarded, sender=self._write_alias(), count=count)
-        return count
-
-    def _logged(self, operation: OutboxOperation, count: int) -> int:
-        if count:
-            operation.add(count, using=self._write_alias())
         return count
 
     def _names(self) -> list[str]:

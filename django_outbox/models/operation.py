@@ -164,6 +164,12 @@ class OutboxOperation(models.Model):
     def processed(self) -> int:
         return int(self.done + self.skipped)
 
+    def counted(self, count: int, *, using: str) -> int:
+        """Count what a batch changed, in its transaction; return that."""
+        if count:
+            self.add(count, using=using)
+        return count
+
     def add(self, count: int, *, using: str) -> None:
         """Count what a batch changed; with the first one, write the row."""
         changes: dict[str, Any] = {"done": F("done") + count}

@@ -23,6 +23,7 @@ from .fields import DatabaseNow, ExactTextField, UTCDateTimeField
 
 if TYPE_CHECKING:
     from .event_queryset import OutboxQuerySet
+    from .operation import OutboxOperation
 
 
 _MARKED: Final = Q(stream__gte=UNROUTED_LANE, stream__lt=chr(ord(UNROUTED_LANE) + 1))
@@ -119,24 +120,25 @@ def _reset(rows: OutboxQuerySet, due: Any, replayed: Entry) -> int:
     )
 
 
-def alone(rows: OutboxQuerySet, change: Change) -> int:
+def alone(rows: OutboxQuerySet, change: Change, act: OutboxOperation) -> int:
     """Apply a change to the events that no stream has, batch by batch; return how many it changed.
 
-    Each batch is one transaction.
+    Each batch is one transaction, with its count in the log of operations.
     """
-    rows, count = rows.filter(ALONE), 0
+    alias, rows, count = rows._write_alias(), rows.filter(ALONE), 0
     ids = sorted(rows.order_by().values_list("pk", flat=True))
     for start in range(0, len(ids), BATCH_SIZE):
-        with transaction.atomic(using=rows._write_alias()):
-            count += change(rows.filter(pk__in=ids[start : start + BATCH_SIZE]))
+        with transaction.atomic(using=alias):
+            changed = change(rows.filter(pk__in=ids[start : start + BATCH_SIZE]))
+            count += act.counted(changed, using=alias)
     return count
 
 
-def in_streams(rows: OutboxQuerySet, change: Change) -> int:
+def in_streams(rows: OutboxQuerySet, change: Change, act: OutboxOperation) -> int:
     """Apply a change to the events with a key, batch by batch; return how many it changed.
 
-    Each batch is one transaction and wakes the streams first, so that no worker releases one as
-    idle. Writers lock streams in the same order, so they wait instead of deadlocking.
+    Each batch is one transaction, as for ``alone``, and wakes the streams first, so that no worker
+    releases one as idle. Writers lock streams in the same order: they wait instead of deadlocking.
     """
     connection, count = rows._connection(), 0
     ordered = rows.exclude(ALONE).order_by("stream", "seq").values_list("pk", "stream")
@@ -145,7 +147,8 @@ def in_streams(rows: OutboxQuerySet, change: Change) -> int:
         batch = found[start : start + BATCH_SIZE]
         with transaction.atomic(using=connection.alias):
             dialect_of(connection).wake_streams([stream for _, stream in batch])
-            count += change(rows.filter(pk__in=[pk for pk, _ in batch]))
+            changed = change(rows.filter(pk__in=[pk for pk, _ in batch]))
+            count += act.counted(changed, using=connection.alias)
     return count
 
 
@@ -188,7 +191,9 @@ def delete_rows(rows: OutboxQuerySet) -> int:
     return len(ids)
 
 
-def change_waiting(rows: OutboxQuerySet, change: Change, signal: Signal | None = None) -> int:
+def change_waiting(
+    rows: OutboxQuerySet, change: Change, act: OutboxOperation, signal: Signal | None = None
+) -> int:
     """Apply a change to pending events that no worker has leased, in one transaction; count them.
 
     ``signal`` is sent once it has committed.
@@ -196,8 +201,8 @@ def change_waiting(rows: OutboxQuerySet, change: Change, signal: Signal | None =
     alias, pending = rows._write_alias(), rows.pending()
     with transaction.atomic(using=alias):
         # Streams first, as writers lock them before their rows.
-        count = in_streams(pending, lambda batch: change(in_free_streams(batch)))
-        count += alone(pending.filter(locked_by=None), change)
+        count = in_streams(pending, lambda batch: change(in_free_streams(batch)), act)
+        count += alone(pending.filter(locked_by=None), change, act)
         if count and signal is not None:
             sent = partial(announce, signal, sender=alias, count=count)
             transaction.on_commit(sent, using=alias, robust=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
-from django.db import connections, models
+from django.db import connections, models, transaction
 from django.db.models import Exists, OuterRef, Q
 
 from ..conf import DAY, Settings, current
@@ -82,15 +82,15 @@ class StreamQuerySet(TableQuerySet["OutboxStream"]):
         The previous owner can no longer settle their events. Use this for a worker that is known
         to be gone.
         """
-        leased = self.using(self._write_alias()).filter(locked_by__isnull=False)
+        alias, now = self._write_alias(), DatabaseNow()
+        leased = self.using(alias).filter(locked_by__isnull=False)
         names, count = [*leased.values_list("pk", flat=True)], 0
         act = acting(OutboxOperation.Kind.RELEASE, by, self)
         for start in range(0, len(names), BATCH_SIZE):
             some = leased.filter(pk__in=names[start : start + BATCH_SIZE])
-            now = DatabaseNow()
-            count += some.update_by_id(due_at=now, locked_by=None, locked_at=now)
-        if count:
-            act.add(count, using=self._write_alias())
+            with transaction.atomic(using=alias):
+                changed = some.update_by_id(due_at=now, locked_by=None, locked_at=now)
+                count += act.counted(changed, using=alias)
         return count
 
     def expired(self, settings: Settings | None = None) -> StreamQuerySet:

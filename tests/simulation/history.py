@@ -14,7 +14,7 @@ from django.db import Error, connections, transaction
 
 import django_outbox as outbox
 from django_outbox.events import new_id
-from django_outbox.models import OutboxEvent, OutboxPause
+from django_outbox.models import OutboxEvent, OutboxOperation, OutboxPause
 from tests.simulation import listeners
 from tests.simulation.database.base import server
 from tests.simulation.doorbell import Touched
@@ -253,28 +253,30 @@ class History:
         OutboxPause.objects.pause(kind, name)
         scheduler.sleep(self.chance.uniform(*self.kind.paused_for))
         steps = OutboxPause.objects.filter(kind=kind, name=name).resume_batches()
-        if self.chance.random() < self.kind.interrupted:
-            next(steps, None)
-            return
         for _ in steps:
-            pass
+            if self.chance.random() < self.kind.interrupted:
+                break
 
     def resume_all(self) -> None:
         OutboxPause.objects.exclude(kind="breaker").resume()
 
     def replay(self) -> None:
-        OutboxEvent.objects.filter(status=OutboxEvent.Status.DEAD).replay()
+        """Replay what is dead, in this process or by workers, either of which may be killed."""
+        dead, rate = OutboxEvent.objects.dead(), self.chance.choice([None, "20/s", "2/s"])
+        if self.chance.random() < 0.3:
+            OutboxOperation.objects.begin("replay", dead, rate=rate)
+            return
+        process, soon = scheduler.current.process, scheduler.now + self.chance.uniform(0, 0.01)
+        scheduler.at(soon, lambda: scheduler.kill(process))
+        dead.replay(rate=rate)
 
     def outage(self) -> None:
         if Stage.mail_is_away:
             return
         Stage.mail_is_away = True
         scheduler.trace("outage")
-
-        def over() -> None:
-            Stage.mail_is_away = False
-
-        scheduler.at(scheduler.now + self.chance.uniform(1.0, 6.0), over)
+        until = scheduler.now + self.chance.uniform(1.0, 6.0)
+        scheduler.at(until, lambda: setattr(Stage, "mail_is_away", False))
 
     def poison(self) -> None:
         event_type, payload, place = self.event()
@@ -313,7 +315,9 @@ class History:
             scheduler.sleep(0.25)
             self.replace_lost()
             is_quiet = all(each.is_done or not each.process.alive for each in self.tasks)
-            if is_quiet and not self.oracle.pending and not self.oracle.table.leases:
+            self.oracle.look("")
+            table = self.oracle.table
+            if is_quiet and not (self.oracle.pending or table.leases or table.open_replays):
                 break
         scheduler.sleep(1.0)
         self.oracle.finish()

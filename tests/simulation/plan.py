@@ -42,7 +42,7 @@ class Kind:
     pauses: float = 0.0
     paused: tuple[tuple[str, str], ...] = (*PAUSED, ("queue", "mail"), ("queue", "default"))
     paused_for: tuple[float, float] = (0.2, 3.0)  # seconds
-    interrupted: float = 0.0  # of the resumes: they end before they have moved anything
+    interrupted: float = 0.0  # after a step of a resume: it goes no further
     replays: float = 0.0
     outages: float = 0.0  # of what the queue "mail" sends to
     poison: int = 0  # events that kill their worker

@@ -88,13 +88,7 @@ OWN = (
     Broken(
         name="a replay that does not wake its stream",
         kind="replays",
-        edits=[
-            (
-                "models/replay.py",
-                "dialect_of(connection).wake_streams([stream for _, stream in batch])",
-                "pass",
-            )
-        ],
+        edits=[("models/replay.py", ".wake_streams([stream for _, stream in batch])", "")],
     ),
     Broken(
         name="a claim that ignores the due time",
@@ -313,13 +307,7 @@ OWN = (
     ),
     Broken(
         name="a claimer that does not wait",
-        edits=[
-            (
-                "worker/threads.py",
-                "                if pause > 0:\n",
-                "                if pause > 60:\n",
-            )
-        ],
+        edits=[("worker/threads.py", "if pause > 0:", "if pause > 60:")],
     ),
     Broken(
         name="a slot whose newest ends with the others",
@@ -330,6 +318,17 @@ OWN = (
         name="a claim that brings back what was done meanwhile",
         kind="slots",
         edits=[("worker/held.py", "if self._ended and run", "if False and run")],
+    ),
+    Broken(
+        name="a replay that is counted after its commit",
+        kind="replays",
+        edits=[
+            (
+                "models/replay.py",
+                "    count += act.counted(changed, using=a",
+                "count += act.counted(changed, using=a",
+            )
+        ],
     ),
     Broken(
         name="a log handler that ends the thread that it fails",
