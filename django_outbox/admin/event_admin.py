@@ -12,8 +12,7 @@ from django.contrib.admin import AdminSite
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.utils import quote, unquote
 from django.db import connections, transaction
-from django.db.models import Exists, Subquery, Value
-from django.db.models.functions import Coalesce
+from django.db.models import Exists
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path
@@ -26,7 +25,8 @@ from ..conf import current
 from ..events import aggregate_label
 from ..inspection.fate import fates_of
 from ..models import OutboxEvent, OutboxOperation, OutboxQuerySet
-from ..models.fields import DatabaseNow, IsIndexed
+from ..models.fields import DatabaseNow
+from ..sql import dialect_of
 from . import columns, display, error_groups
 from .actions import ACTIONS, BULK_ACTIONS, DISCARD, REPLAY, RUN_NOW, EventAction
 from .changelist import LONG_TEXTS, EventList, EventSelection
@@ -260,23 +260,15 @@ class OutboxEventAdmin(error_groups.CausesAdmin):
 
 
 def neighbours(event: OutboxEvent) -> list[Any]:
-    """Return the deliveries before and after this one in its stream.
-
-    No index has those that are done: they are searched among the rows written around it.
-    """
+    """Return the deliveries before and after this one in its stream, in order."""
     if event.stream is None or event.seq is None:
         return []
-    every, found = OutboxEvent.objects.using(event._state.db), list[Any]()
-    for side, other, order, end in (("lt", "gt", "-", ""), ("gt", "lt", "", "~")):
-        written = every.filter(**{f"pk__{side}": event.pk}).order_by(f"{order}pk")
-        last = Coalesce(Subquery(written.values("pk")[NEAR : NEAR + 1]), Value(end))
-        rows = every.filter(stream=event.stream, **{f"seq__{side}": event.seq})
-        rows = rows.order_by(f"{order}seq").defer(*LONG_TEXTS)
-        done = rows.done().filter(**{f"pk__{side}": event.pk, f"pk__{other}": last})
-        nearest = [*rows.filter(IsIndexed("status"))[:NEIGHBOURS], *done[:NEIGHBOURS]]
-        nearest.sort(key=lambda each: abs(each.seq - event.seq))
-        found += nearest[:NEIGHBOURS]
-    return sorted(found, key=lambda each: each.seq)
+    rows = OutboxEvent.objects.using(event._state.db)
+    place = {"stream": event.stream, "seq": event.seq, "row_id": event.pk}
+    dialect = dialect_of(connections[rows.db])
+    found = dialect.neighbours(**place, most=NEIGHBOURS, near=NEAR)
+    events = rows.defer(*LONG_TEXTS).in_bulk([pk for _, pk in found])
+    return [events[pk] for _, pk in found if pk in events]
 
 
 def related_links(

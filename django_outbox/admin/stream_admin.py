@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any, Final, cast
 
 from django.contrib import admin
-from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import ChangeList
-from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils.html import format_html
 from django.utils.translation import gettext
@@ -20,13 +19,14 @@ from ..models.fields import DatabaseNow
 from ..models.stream_queryset import MAX_BACKLOG
 from . import columns, dashboard_links, display
 from .changelist import BoundedList
+from .list_filters import Filter
 from .read_only import ReadOnlyAdmin
 
 HEAD_STATES: Final = {Status.NEW: "waiting", Status.RETRY: "retrying", Status.DEAD: "dead"}
 STATES: Final = {"blocked": _("Blocked"), "due": _("Due"), "leased": _("Leased"), "all": _("All")}
 
 
-class StateFilter(admin.SimpleListFilter):
+class StateFilter(Filter):
     """Filter by state; the default is the blocked streams."""
 
     title = _("state")
@@ -35,19 +35,14 @@ class StateFilter(admin.SimpleListFilter):
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
         return [*STATES.items()]
 
-    def choices(self, changelist: ChangeList) -> Iterator[Any]:
-        for name, label in STATES.items():
-            yield {
-                "selected": (self.value() or "blocked") == name,
-                "query_string": changelist.get_query_string({self.parameter_name: name}),
-                "display": label,
-            }
+    def value(self) -> str:
+        return super().value() or "blocked"
 
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        name = self.value() or "blocked"
-        if name not in STATES:
-            raise IncorrectLookupParameters(self.parameter_name)
-        return queryset if name == "all" else getattr(queryset, name)().order_by()
+    def choices(self, changelist: ChangeList) -> Iterator[Any]:
+        return islice(super().choices(changelist), 1, None)  # without a choice of no state
+
+    def filtered(self, rows: Any, value: str) -> Any:
+        return rows if STATES[value] == STATES["all"] else getattr(rows, value)().order_by()
 
 
 class StreamList(BoundedList):

@@ -65,6 +65,27 @@ class Inspection(EventLeases):
         counts = {stream: count for stream, _, _, count in rows if count is not None}
         return {each: (heads.get(each), counts.get(each, 0)) for each in streams}
 
+    def neighbours(
+        self, *, stream: str, seq: int, row_id: str, most: int, near: int
+    ) -> list[tuple[int, str]]:
+        """Return number and id of up to ``most`` rows of a stream on each side of one, in order.
+
+        No index has those that are done: they are among the ``near`` rows written before or after.
+        """
+        sides = (("<", "DESC", ">", "''"), (">", "ASC", "<", "'~'"))
+        selects = []
+        for side, order, other, end in sides:
+            last = f"""COALESCE((SELECT id FROM {self._event} WHERE id {side} %s
+                ORDER BY id {order} LIMIT 1 OFFSET {int(near)}), {end})"""
+            done = f"status = 1 AND id {side} %s AND id {other} {last}"
+            for where, given in ((INDEXED, []), (done, [row_id, row_id])):
+                sql = f"""SELECT seq, id FROM {self._event} WHERE stream = %s AND seq {side} %s
+                    AND {where} ORDER BY seq {order} LIMIT {int(most)}"""
+                selects.append((sql, [stream, seq, *given]))
+        found = sorted((number, found_id) for number, found_id in self._rows_of_each(selects))
+        before, after = ([e for e in found if (e[0] < seq) is is_it] for is_it in (True, False))
+        return [*before[-most:], *after[:most]]
+
     def queue_backlogs(self, *, queues: Sequence[str], most: int) -> list[Waiting]:
         """Count what is due in these queues, at most ``most`` events and as many streams of each.
 
