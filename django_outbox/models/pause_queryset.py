@@ -70,23 +70,26 @@ class PauseQuerySet(TableQuerySet["OutboxPause"]):
             raise ValueError(fault)
         if until is not None and (fault := until_error(until := as_utc(until), self._clock())):
             raise ValueError(fault)
-        _, is_new = self.using(self._write_alias()).get_or_create(
-            kind=kind,
-            name=name,
-            defaults={
-                "reason": reason,
-                "paused_by": by[:MAX_NAME_LENGTH],
-                "paused_at": DatabaseNow(),
-                "until": until,
-            },
-        )
+        alias = self._write_alias()
+        end = "" if until is None else f" until {until.isoformat(' ', 'seconds')}"
+        about = f"{kind} {name}{end}{': ' * bool(reason)}{reason}"
+        with dialect_of(connections[alias]).read_committed():
+            _, is_new = self.using(alias).get_or_create(
+                kind=kind,
+                name=name,
+                defaults={
+                    "reason": reason,
+                    "paused_by": by[:MAX_NAME_LENGTH],
+                    "paused_at": DatabaseNow(),
+                    "until": until,
+                },
+            )
+            if is_new:
+                self._log().note(OutboxOperation.Kind.PAUSE, about, by=by)
         if is_new:
-            end = "" if until is None else f" until {until.isoformat(' ', 'seconds')}"
-            about = f"{kind} {name}{end}{': ' * bool(reason)}{reason}"
-            self._log().note(OutboxOperation.Kind.PAUSE, about, by=by)
             announce(
                 delivery_paused,
-                sender=self._write_alias(),
+                sender=alias,
                 kind=kind,
                 name=name,
                 reason=reason,
@@ -120,13 +123,14 @@ class PauseQuerySet(TableQuerySet["OutboxPause"]):
         alias = self._write_alias()
         every = self.model.objects.using(alias)
         for pk, kind, name in self.using(alias).order_by("pk").values_list("pk", "kind", "name"):
-            # This waits for a worker that is parking rows; a later one finds the pause gone.
-            if not every.filter(pk=pk).delete()[0]:
-                continue
             ended = OutboxOperation.Kind.RESUME
             if kind == "breaker":
                 ended = OutboxOperation.Kind.BREAKER_CLOSED
-            operation = self._log().note(ended, f"{kind} {name}", by=by)
+            with dialect_of(connections[alias]).read_committed():
+                # This waits for a worker that is parking rows; a later one finds the pause gone.
+                if not every.filter(pk=pk).delete()[0]:
+                    continue
+                operation = self._log().note(ended, f"{kind} {name}", by=by)
             yield Resumed(pauses=1, events=0, streams=0)
             count = 0
             for batch in bring_home(connections[alias], pk):
