@@ -16,13 +16,13 @@ from pathlib import Path
 from tests.rules import Rule, Text
 
 CODE_LINES = {
-    "django_outbox": 23_067,
+    "django_outbox": 23_071,
     "django_outbox/admin": 2_162,
     "django_outbox/relays": 2_251,
     "django_outbox/sql": 2_061,
 }
 MODULES = 198  # of the package, migrations among them
-TEST_LINES = 73_391  # of all Python files below tests, comments and blank lines among them
+TEST_LINES = 73_393  # of all Python files below tests, comments and blank lines among them
 PAGES, WORDS = 48, 65_017  # below docs
 NO_CODE = {
     tokenize.COMMENT,
