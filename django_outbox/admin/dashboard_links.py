@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Any, Final
 from urllib.parse import urlencode
 
 from django.contrib.admin.utils import quote
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
-from django.utils.timezone import localtime
 from django.utils.translation import gettext as _
 
 from .read_only import reverse
@@ -66,12 +64,3 @@ def pause(label: str, **names: Any) -> SafeString:
 def resume(pause_id: str) -> SafeString:
     url = resume_url(pause_id)
     return format_html('<a class="button" href="{}">{}</a>', url, _("Resume"))
-
-
-def worker_name(worker_id: str) -> str:
-    """Return host and process of a worker, without what makes its id unique."""
-    return worker_id.rpartition("-")[0] or worker_id
-
-
-def time_of_day(instant: datetime) -> str:
-    return f"{localtime(instant):%H:%M:%S}"
