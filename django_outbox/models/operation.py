@@ -180,7 +180,8 @@ class OutboxOperation(models.Model):
         if self.pk and rows.filter(pk=self.pk, by=self.by).update(**changes):
             return
         self.pk, self.done = None, count
-        self.started_at = self.ended_at = DatabaseNow()
+        # No expression: from 6.0 on, Django would read it again, in whatever DateStyle.
+        self.started_at = self.ended_at = rows._clock()
         self.save(using=using, force_insert=True)
 
 

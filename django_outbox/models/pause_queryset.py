@@ -68,7 +68,8 @@ class PauseQuerySet(TableQuerySet["OutboxPause"]):
         """
         if fault := pause_error(kind, name):
             raise ValueError(fault)
-        if until is not None and (fault := until_error(until := as_utc(until), self._clock())):
+        now = self._clock()
+        if until is not None and (fault := until_error(until := as_utc(until), now)):
             raise ValueError(fault)
         alias = self._write_alias()
         end = "" if until is None else f" until {until.isoformat(' ', 'seconds')}"
@@ -80,7 +81,7 @@ class PauseQuerySet(TableQuerySet["OutboxPause"]):
                 defaults={
                     "reason": reason,
                     "paused_by": by[:MAX_NAME_LENGTH],
-                    "paused_at": DatabaseNow(),
+                    "paused_at": now,
                     "until": until,
                 },
             )

@@ -186,7 +186,7 @@ class WorkerRow:
             leases["suspect_waits"] = True
         info = json.dumps({**self._info, **published(), **leases, "running": self._running()})
         if not rows.filter(pk=self._me).update(heartbeat_at=DatabaseNow(), info=info):
-            rows.create(
+            worker = OutboxWorker(
                 id=self._me,
                 hostname=socket.gethostname()[:255],
                 pid=os.getpid(),
@@ -194,6 +194,7 @@ class WorkerRow:
                 heartbeat_at=DatabaseNow(),
                 info=info,
             )
+            rows.bulk_create([worker])  # a plain save would read the times, from Django 6.0 on
         self._remove_lost(connection)
 
     def note_stop(self) -> None:
