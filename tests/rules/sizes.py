@@ -16,7 +16,7 @@ from pathlib import Path
 from tests.rules import Rule, Text
 
 CODE_LINES = {
-    "django_outbox": 23_065,
+    "django_outbox": 23_067,
     "django_outbox/admin": 2_156,
     "django_outbox/relays": 2_251,
     "django_outbox/sql": 2_061,
