@@ -15,9 +15,20 @@ from django.db import connection, transaction
 
 import django_outbox as outbox
 from django_outbox.listeners.outcomes import Status
-from django_outbox.models import OutboxEvent
+from django_outbox.models import OutboxEvent, OutboxStream
 from tests.surroundings import both, inside, outside_alone
-from tests.table import PLACED, claim, in_thread, insert, listening, now, row, statuses, write
+from tests.table import (
+    PLACED,
+    claim,
+    in_thread,
+    insert,
+    listening,
+    now,
+    row,
+    statuses,
+    stream_row,
+    write,
+)
 from tests.waiting import MovedClock, wait_until
 
 
@@ -74,6 +85,16 @@ def test_what_becomes_due_meanwhile_is_delivered(outside: bool) -> None:
     with listening(writes_another, "order.*"):
         assert outbox.drain() == 2
     assert statuses() == {"DONE": 2}
+
+
+@both
+def test_streams_that_are_due_without_an_event_hide_none(outside: bool) -> None:
+    for number in range(3):
+        stream_row(f"empty {number}", due_at=now() - timedelta(seconds=9)).save()
+    write(key="a")
+    with listening(lambda event: None):
+        assert outbox.drain() == 1
+    assert not OutboxStream.objects.filter(due_at__isnull=False).exists()
 
 
 @both

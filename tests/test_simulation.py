@@ -91,7 +91,7 @@ class Story:
 
     def __init__(self, *, is_calm: bool = False) -> None:
         self.second = 0.0
-        self.now_table = Table({}, {}, {}, set(), {}, set())
+        self.now_table = Table({}, {}, {}, set(), {}, set(), replayed=0, open_replays=0)
         self.broken: list[str] = []
         rules = Rules(
             listeners={"plain": frozenset({"plain"})},
@@ -277,6 +277,17 @@ def parked(story: Story) -> None:
     story.oracle.look("w1")
 
 
+def uncounted_replay(story: Story) -> None:
+    story.settle(succeeded(story), DONE)
+    story.now_table.replayed = 1
+    story.oracle.finish()
+
+
+def open_replay(story: Story) -> None:
+    story.now_table.open_replays = 1
+    story.oracle.finish()
+
+
 def state(story: Story) -> None:
     story.event("e1", state="leased, though its writer has just committed")
 
@@ -311,6 +322,8 @@ FALSE = [
     ("poison", poison),
     ("breaker", breaker),
     ("parked", parked),
+    ("replays", uncounted_replay),
+    ("replays", open_replay),
     ("state", state),
     ("stuck", stuck),
     ("stuck", stuck_lease),

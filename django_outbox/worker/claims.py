@@ -42,8 +42,7 @@ from .pauses import KnownPauses
 from .runs import StreamRead, Threads, stream_run
 
 SMALL_CLAIM = 50  # events; a claim of fewer is a small one
-# An event that is passed on to another queue is due so much later than at first, which shows that
-# it was. Two releases that disagree about a queue must not pass it to and fro.
+# So much later is an event due that was passed on: two releases must not pass it to and fro.
 PASSED_ON_DELAY = timedelta(milliseconds=1)
 MAX_EVENTS = 32  # events of one stream that are read at a time
 ROUTING_WAIT = 0.1  # seconds for which a stream waits until an earlier event of its key is routed
@@ -74,7 +73,7 @@ class Claims:
         self._held, self._runs = releases.held, releases.runs
         self.known_pauses = known_pauses
         self.routed = 0  # events of streams so far that were given to listeners they lacked
-        self.parked = 0  # streams so far whose first events are paused
+        self.empty = 0  # streams so far of which nothing was to run
         self._several = len(self._settings.queues) > 1  # otherwise, all events belong to default
         self._events_per_stream = 2  # events that a stream is expected to bring
 
@@ -202,9 +201,8 @@ class Claims:
         for queue, room in rooms.items():
             limit = max(room // self._events_per_stream, min(room, self._settings.WORKERS))
             gate = gates.get(queue)  # ``drain()`` has none
-            branches.append(
-                gate.branch(STREAMS, limit, scan=scan) if gate else Branch(queue, limit)
-            )
+            branch = gate.branch(STREAMS, limit, scan=scan) if gate else Branch(queue, limit)
+            branches.append(branch)
         claim = self.of(branches, table=STREAMS, exclude=excluded)
         found, new = yield from self._lease_streams(claim)
         if not excluded:  # else the next claim must find what was
@@ -314,15 +312,18 @@ class Claims:
         now, started = self._at or stored_instant(found.now), monotonic()
         assert now is not None
         pauses, leases = self.known_pauses.pauses, list[Lease]()
-        plan = partial(StreamRead, run, found.seq, leases)
+
+        def plan(due: float, queue: str | None = None) -> StreamRead:
+            self.empty += not leases
+            return StreamRead(run, found.seq, leases, due, queue)
+
         due = inf if retry is None else started + (retry - now).total_seconds()
         for row in found.rows:
             if row[STATUS] == Status.DEAD:
                 return plan(due)  # it blocks the events behind it, not a retry before it
             if row[ROUTED_UNTIL] is not None and row[ROUTED_UNTIL] < row[SEQ]:
-                return plan(started + ROUTING_WAIT)
+                return StreamRead(run, found.seq, leases, started + ROUTING_WAIT)
             if (pause := holding(pauses, *pause_of(row))) is not None:
-                self.parked += not leases
                 return plan(started, None if leases else parked_queue(pause))
             next_try = stored_instant(row[DELIVER_AT])
             if next_try is not None and next_try > now:

@@ -186,14 +186,14 @@ class Drain(Settles):
                     return
 
     def _claim_streams(self, room: int, state: RescueState) -> None:
-        """Claim until there is something to deliver, or until only paused streams are left."""
+        """Claim until there is something to deliver: of some streams that are due, there is not."""
         claims, before = self._claims, -1
         if state is RescueState.SUSPECT:
             queues = filter(self.accepts, self._queues)
             any(perform(self._connection, claims.claim_suspect(STREAMS, each)) for each in queues)
             return
-        while self._claims.parked > before:
-            before = self._claims.parked
+        while self._claims.empty > before:
+            before = self._claims.empty
             if not (rooms := dict.fromkeys(filter(self.accepts, self._queues), room)):
                 break
             brought, more = perform(self._connection, claims.claim_streams(rooms, scan=True))
