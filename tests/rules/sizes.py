@@ -22,8 +22,8 @@ CODE_LINES = {
     "django_outbox/sql": 2_061,
 }
 MODULES = 198  # of the package, migrations among them
-TEST_LINES = 73_391  # of all Python files below tests, comments and blank lines among them
-PAGES, WORDS = 48, 65_017  # below docs
+TEST_LINES = 73_430  # of all Python files below tests, comments and blank lines among them
+PAGES, WORDS = 48, 64_998  # below docs
 NO_CODE = {
     tokenize.COMMENT,
     tokenize.NL,
