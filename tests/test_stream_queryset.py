@@ -134,3 +134,20 @@ def test_36_a_purge_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     put("k05b", due_at=LONG_AGO)
     with override_settings(OUTBOX={"PURGE_BATCH_SIZE": 5}):
         assert [*OutboxStream.objects.purge_batches()] == [5, 4, 3]
+
+
+def test_a_head_that_ends_while_it_is_looked_for_is_none() -> None:
+    """Between the two statements: a page that shows it knows no state of it."""
+    put()
+    events("k", NEW)
+    asked = 0
+
+    def end(execute: Any, *statement: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        if asked == 2:
+            OutboxEvent.objects.update(status=DONE)
+        return execute(*statement)
+
+    with connection.execute_wrapper(end):
+        assert OutboxStream.objects.heads([stream_of("", "k")]) == {}

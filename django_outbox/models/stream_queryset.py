@@ -153,9 +153,10 @@ class StreamQuerySet(TableQuerySet["OutboxStream"]):
         statuses, dialect = [*UNSETTLED, *[Status.DEAD] * blocks], dialect_of(connections[alias])
         found = dialect.summaries(streams=keys, statuses=statuses, most=MAX_BACKLOG) if keys else {}
         heads = [head for head, _backlog in found.values() if head]
-        events = OutboxEvent.objects.using(alias).defer(*LONG_TEXTS).in_bulk(heads)
+        events = OutboxEvent.objects.using(alias).filter(status__in=statuses)  # some end meanwhile
+        first = events.defer(*LONG_TEXTS).in_bulk(heads)
         return {
-            key: StreamSummary(head=events.get(head or ""), backlog=backlog)
+            key: StreamSummary(head=first.get(head or ""), backlog=backlog)
             for key, (head, backlog) in found.items()
         }
 
