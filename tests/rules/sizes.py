@@ -16,14 +16,14 @@ from pathlib import Path
 from tests.rules import Rule, Text
 
 CODE_LINES = {
-    "django_outbox": 23_067,
+    "django_outbox": 23_068,
     "django_outbox/admin": 2_156,
     "django_outbox/relays": 2_251,
     "django_outbox/sql": 2_061,
 }
 MODULES = 198  # of the package, migrations among them
-TEST_LINES = 73_430  # of all Python files below tests, comments and blank lines among them
-PAGES, WORDS = 48, 64_998  # below docs
+TEST_LINES = 73_447  # of all Python files below tests, comments and blank lines among them
+PAGES, WORDS = 48, 64_988  # below docs
 NO_CODE = {
     tokenize.COMMENT,
     tokenize.NL,
