@@ -23,7 +23,7 @@ CODE_LINES = {
 }
 MODULES = 198  # of the package, migrations among them
 TEST_LINES = 73_447  # of all Python files below tests, comments and blank lines among them
-PAGES, WORDS = 48, 64_988  # below docs
+PAGES, WORDS = 48, 64_983  # below docs
 NO_CODE = {
     tokenize.COMMENT,
     tokenize.NL,
