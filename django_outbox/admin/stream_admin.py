@@ -42,7 +42,9 @@ class StateFilter(Filter):
         return islice(super().choices(changelist), 1, None)  # without a choice of no state
 
     def filtered(self, rows: Any, value: str) -> Any:
-        return rows if STATES[value] == STATES["all"] else getattr(rows, value)().order_by()
+        if value not in STATES:
+            raise KeyError(value)
+        return rows if value == "all" else getattr(rows, value)().order_by()
 
 
 class StreamList(BoundedList):

@@ -181,7 +181,7 @@ class Event(Generic[Payload_co]):
             return own
         except PayloadError as error:
             what = f"The payload of {self} does not fit {error}"
-            raise PayloadError(f"{what}. Give new fields defaults, and replay.") from None
+            raise PayloadError(f"{what}. A new field needs a default; then replay.") from None
 
     def convert_payload(self, type_: type) -> None:
         """Convert a delivered event's payload to ``type_``; ``PayloadError`` if it does not fit."""

@@ -16,8 +16,8 @@ from pathlib import Path
 from tests.rules import Rule, Text
 
 CODE_LINES = {
-    "django_outbox": 23_068,
-    "django_outbox/admin": 2_156,
+    "django_outbox": 23_070,
+    "django_outbox/admin": 2_158,
     "django_outbox/relays": 2_251,
     "django_outbox/sql": 2_061,
 }
