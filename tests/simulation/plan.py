@@ -94,6 +94,16 @@ KINDS = {
         stalls=(0.3, 0.8, 1.5, 2.5),
     ),
     "long calls": Kind(durations=(0.4, 1.0, 4.0, 8.0), threads=(1, 2), events=(6, 14)),
+    "several at once": Kind(
+        types=("plain", "placed"),
+        keyed=0.2,
+        acts=("done", "done", "done", "failed", "deferred"),
+        durations=(*(0.0,) * 7, 0.1, 0.1),
+        suspensions=1.0,
+        threads=(1,),
+        workers=(1, 2),
+        events=(30, 60),
+    ),
     "skew": Kind(skew=0.1, kills=0.1, suspensions=0.1, threads=(1,), durations=(0.4, 1.0, 2.0)),
     "hung": Kind(
         types=("hanging", "hanging", "placed", "awaited", "hanging many"),
