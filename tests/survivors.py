@@ -30,6 +30,17 @@ class Survivor(Patch):
 
 SURVIVORS = (
     Survivor(
+        name="an event that waits for the thread that has taken it",
+        edits=[
+            (
+                "worker/executor.py",
+                "            if call is not None and 0.0 < call.started < now - SLOW_CALL:\n",
+                "            if call is not None and now > call.ends_at:\n",
+            )
+        ],
+        test="tests/test_timeouts.py::test_no_event_waits_behind_a_call_that_lasts",
+    ),
+    Survivor(
         name="a claim of what was due when it was read",
         edits=[
             ("sql/claim.py", "instant(max(row[-3] for row in rows), self.connection)", '"9999"')

@@ -12,13 +12,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from django.db import connections
+from django.db import connections, transaction
 
 import django_outbox as outbox
 from django_outbox import signals
 from django_outbox.delivery import call
 from django_outbox.listeners import registry
 from django_outbox.listeners.outcomes import Status
+from django_outbox.models import OutboxEvent
 from django_outbox.worker.executor import Executor
 from tests.surroundings import heard
 from tests.table import (
@@ -503,3 +504,25 @@ def test_a_hung_listener_holds_up_no_other_of_its_event(clock: MovedClock) -> No
     assert effects() == ["0"]
     assert (row(event_id).listener, row(event_id).attempts) == (f"{PLACED} a", 1)
     assert hangs.attempts == [0, 1]
+
+
+def test_no_event_waits_behind_a_call_that_lasts() -> None:
+    """A thread takes several events of a quick listener at once; others deliver what it keeps."""
+    gate, lasting = Gate(), (50, 90, 130)
+
+    def call(event: outbox.Event) -> None:
+        if event.payload["number"] in lasting:
+            gate(event)
+
+    with transaction.atomic(), listening(call):
+        outbox.write_many(
+            [outbox.Event(event_type=PLACED, payload={"number": each}) for each in range(200)]
+        )
+    others = OutboxEvent.objects.exclude(status=Status.DONE)
+    with listening(call):
+        try:
+            with outbox.Worker(workers=4):
+                wait_until(lambda: len(gate.entered) == others.count() == len(lasting))
+                gate.open.set()
+        finally:
+            gate.open.set()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import lru_cache
 from math import inf
+from operator import itemgetter
 from typing import Any
 
 import msgspec
@@ -20,6 +21,11 @@ from ..listeners.outcomes import DONE, LOST, Decision, Status
 from ..queue_settings import DEFAULT_QUEUE
 from ..sql.values import EVENTS, QUEUE, TAIL, Ending, LeaseKind, Table
 
+# Columns that a lease has as attributes; finding each by its name takes as long as the rest.
+LEASED = (
+    *("event_id", "event_type", "aggregate_type", "rescues", "listener", "routes", "history"),
+    *("key", "stream", "payload"),
+)
 # Columns that a hot event supplies, so that its claim need not read them; with its payload.
 HOT = ("event_id", "event_type", "aggregate_type", "aggregate_id", "tenant_id", "unique_key")
 HOT_COLUMNS = (*HOT, "headers", "payload")
@@ -270,28 +276,30 @@ def lease_from_row(
     """
     previous_owner = row[-2]
     if hot is not None:
-        row = (*row, *[getattr(hot, name) for name in HOT], hot.headers, hot._payload_text, "hot")
-    positions = _positions(columns, hot is not None)
-    place = row[positions["stream"]] if "stream" in positions else None
+        given = [getattr(hot, name) for name in HOT]
+        row = (*row, *given, hot.headers, hot._payload_text, "hot", None, None)
+    positions, read = _positions(columns, hot is not None)
+    event_id, event_type, aggregate, rescues, title, routes, history, key, place, text = read(row)
+    is_ordered = "seq" in positions
     return Lease(
         row=row,
         positions=positions,
         id=row[0],
-        event_id=row[positions["event_id"]],
-        event_type=row[positions["event_type"]],
-        aggregate_type=row[positions["aggregate_type"]],
+        event_id=event_id,
+        event_type=event_type,
+        aggregate_type=aggregate,
         owner=me,
         run=run,
         rescued=previous_owner is not None and previous_owner != me,
-        rescues=row[positions["rescues"]],
-        listener=row[positions["listener"]],
-        routes=row[positions["routes"]] or "",
-        history=row[positions["history"]],
-        key=row[positions["key"]] if "key" in positions else None,
-        stream=place if "seq" in positions else None,
-        slot=place if is_slot(place) else None,
+        rescues=rescues,
+        listener=title,
+        routes=routes or "",
+        history=history,
+        key=key,
+        stream=place if is_ordered else None,
+        slot=place if place is not None and is_slot(place) else None,
         claimed_at=monotonic() if claimed_at is None else claimed_at,
-        payload_bytes=len(row[positions["payload"]]),
+        payload_bytes=len(text),
     )
 
 
@@ -301,8 +309,14 @@ def of_rows(leases: Iterable[Lease]) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=16)
-def _positions(columns: tuple[str, ...], hot: bool) -> Mapping[str, int]:
-    """Return the positions of a claimed row's columns; ``available_at`` is its due time."""
-    names = (*columns, *TAIL, *([*HOT_COLUMNS, "source"] if hot else []))
+def _positions(
+    columns: tuple[str, ...], hot: bool
+) -> tuple[Mapping[str, int], Callable[[Sequence[Any]], tuple[Any, ...]]]:
+    """Return the positions of a claimed row's columns, and what reads those that a lease has.
+
+    ``available_at`` is its due time.
+    """
+    names = (*columns, *TAIL, *([*HOT_COLUMNS, "source", "key", "stream"] if hot else []))
     positions = {name: place for place, name in enumerate(names)}
-    return {**positions, "available_at": positions["due_at"]}
+    read = itemgetter(*(positions[name] for name in LEASED))
+    return {**positions, "available_at": positions["due_at"]}, read

@@ -28,12 +28,12 @@ PAUSED = Decision(status=Status.NEW, delay=1.0, outcome="deferred")  # seconds
 
 def listener_of(lease: Lease) -> Listener | None:
     """Return the listener of an event; None if this process does not have it."""
-    return None if lease.listener is None else registry.by_title(lease.listener)
+    return registry.by_title(lease.listener)
 
 
 def batch_listener(lease: Lease) -> Listener | None:
     """Return the event's listener if it takes batches, else None."""
-    found = listener_of(lease)
+    found = registry.by_title(lease.listener)
     return found if found is not None and found.batching is not None else None
 
 
@@ -51,7 +51,7 @@ def batch_size(listener: Listener, lease: Lease) -> int:
 
 def is_async(lease: Lease) -> bool:
     """Return whether to deliver on the event loop: its listener is ``async def``, not atomic."""
-    found = listener_of(lease)
+    found = registry.by_title(lease.listener)
     return found is not None and found.is_awaited
 
 
@@ -64,12 +64,13 @@ def routed(
     """
     if pauses and holding(pauses, lease.event_type, lease.listener, lease.key) is not None:
         return PAUSED
+    event = lease.event
     try:
         # Here, so that damaged JSON is dead, and not retried.
-        lease.event.check_row() if check_only else lease.event.decode_row()
+        event.check_row() if check_only else event.decode_row()
     except PayloadError as error:
         return dead(describe(error), kind=name(error))
-    return listener_of(lease) or unroutable(lease, settings, alias)
+    return registry.by_title(lease.listener) or unroutable(lease, settings, alias)
 
 
 def prepare(lease: Lease, listener: Listener, alias: str) -> BaseException | None:

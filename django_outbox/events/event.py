@@ -120,9 +120,9 @@ class Event(Generic[Payload_co]):
 
     def decode_row(self) -> None:
         """Decode the row's headers and payload; raise ``PayloadError`` if they are damaged."""
-        if self._row is not None:
-            _put_headers(self, _headers(self._column("headers")))
-            _put_payload(self, (self._loads or decode)(self._row[self._positions["payload"]]))
+        if (row := self._row) is not None:
+            _put_headers(self, _headers(row[self._positions["headers"]]))
+            _put_payload(self, (self._loads or decode)(row[self._positions["payload"]]))
 
     def check_row(self) -> None:
         """Check the row as ``decode_row`` does, but leave the payload to its first access."""

@@ -287,7 +287,7 @@ def route(aggregate_type: str, event_type: str) -> tuple[Listener, ...]:
 
 
 @until_registered
-def by_title(title: str) -> Listener | None:
+def by_title(title: str | None) -> Listener | None:
     """Return the listener that has this title, or had it before; None if this process has none."""
     return next((each for each in listeners() if title in each.titles), None)
 

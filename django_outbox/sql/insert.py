@@ -5,6 +5,7 @@ It inserts received messages in the same way.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
@@ -13,6 +14,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..events import Event, slot_of, stream_of
 from ..listeners.queues import UNROUTED, Route, receipt_of, routes_of_new, row_id
+from ..listeners.registry import until_registered
 from ..queue_settings import DEFAULT_QUEUE
 from .sequence_numbers import Place, SequenceNumbers
 from .values import SQL, to_database, to_text
@@ -25,11 +27,20 @@ Written = tuple[Event, str, str | None]  # event, payload text, headers text
 New = tuple[Written, Route, SQL]  # a row: its event, its listener, and its seq
 NULL: SQL = ("NULL", [])
 Cells = tuple[str | None, ...]  # the SQL of each column of a row; None: its default
-# Columns whose SQL is not a parameter, or not that alone.
+Values = Sequence[Any]
+# Columns with a value of each row, with one that recurs, and whose SQL is more than a value.
+OWN = (
+    *("id", "event_id", "payload", "headers", "occurred_at"),
+    *("aggregate_id", "tenant_id", "unique_key", "key", "stream"),
+)
+RECURRING = ("event_type", "aggregate_type", "listener", "routes", "queue")
 FURTHER = (
     *("first_due_at", "created_at", "available_at", "seq", "deliver_at"),
     *("status", "attempts", "rescues"),
 )
+COLUMNS = (*RECURRING, *OWN, *FURTHER)
+# Text that is the same in quotes, for every database and driver.
+is_plain = re.compile(r"[\w.:/* -]*", re.ASCII).fullmatch
 
 
 class Inserting(SequenceNumbers):
@@ -74,40 +85,34 @@ class Inserting(SequenceNumbers):
         return ("", []), seqs
 
     def _insert_of(self, rows: Sequence[New]) -> SQL:
-        given, cells, params = dict[str, Any](), list[Cells](), list[Any]()
+        cells, params = list[Cells](), list[Any]()
         for each in rows:
-            given, further, further_params = self._row(*each)
-            values = [*given.values()]
-            cells.append((*["%s" if value is not None else None for value in values], *further))
-            params += [value for value in values if value is not None] + further_params
-        into, texts = _texts((*given, *FURTHER), frozenset(cells), self.key)
+            (recurring, given), values, (further, further_params) = self._row(*each)
+            own = ["%s" if value is not None else None for value in values]
+            cells.append((*recurring, *own, *further))
+            params += [*given, *[value for value in values if value is not None], *further_params]
+        into, texts = _texts(frozenset(cells), self.key)
         sql = "), (".join([texts[each] for each in cells])
         return f"INSERT INTO {self._event} ({into}) VALUES ({sql})", params
 
     def _row(
         self, written: Written, route: Route, seq: SQL
-    ) -> tuple[dict[str, Any], Cells, list[Any]]:
-        """Return a row's values by column, the SQL of the ``FURTHER`` ones, and its parameters."""
+    ) -> tuple[tuple[Cells, Values], Values, tuple[Cells, Values]]:
+        """Return SQL and parameters of what recurs, the ``OWN`` values, SQL and more parameters."""
         event, payload, headers = written
         is_first = route is routes_of_new(event)[0]
-        receipt = route.title and receipt_of(event.aggregate_type, event.event_type)
-        given = {
-            "id": event.event_id if is_first else row_id(event.event_id, route.digest),
-            "event_id": event.event_id,
-            "listener": route.title,
-            "routes": receipt,
-            "event_type": event.event_type,
-            "aggregate_type": event.aggregate_type,
-            "payload": payload,
-            "headers": headers,
-            "occurred_at": to_text(event.occurred_at, self.connection),
-            "aggregate_id": event.aggregate_id,
-            "tenant_id": event.tenant_id,
-            "unique_key": event.unique_key if is_first else None,
-            "key": event.key,
-            "stream": _stream_of(event, route),
-            "queue": None if route.queue == DEFAULT_QUEUE else route.queue,
-        }
+        own = (
+            event.event_id if is_first else row_id(event.event_id, route.digest),
+            event.event_id,
+            payload,
+            headers,
+            to_text(event.occurred_at, self.connection),
+            event.aggregate_id,
+            event.tenant_id,
+            event.unique_key if is_first else None,
+            event.key,
+            _stream_of(event, route),
+        )
         due, due_params = self._due_time(event)
         in_stream = event.key is not None and route != UNROUTED  # and due by it
         further = (
@@ -115,7 +120,8 @@ class Inserting(SequenceNumbers):
             *(due if event.is_delayed else None, "0", "0", "0"),
         )
         times = 1 if in_stream else 2
-        return given, further, due_params * times + seq[1] + due_params * event.is_delayed
+        params = due_params * times + seq[1] + due_params * event.is_delayed
+        return _recurring(event.event_type, event.aggregate_type, route), own, (further, params)
 
     def receive(self, *, source: str, message_id: str) -> bool:
         """Record a received message; return whether it is new. Wait for a concurrent receiver."""
@@ -138,18 +144,31 @@ def _stream_of(event: Event, route: Route) -> str | None:
     return None if event.coalesce is None else slot_of(route.digest, event.coalesce)
 
 
+@until_registered
+def _recurring(event_type: str, aggregate_type: str, route: Route) -> tuple[Cells, Values]:
+    """Return the SQL of the ``RECURRING`` columns of a row, and its parameters.
+
+    Plain names are literals: drivers take as long for a parameter as for the rest of its row.
+    """
+    receipt = route.title and receipt_of(aggregate_type, event_type)
+    queue = None if route.queue == DEFAULT_QUEUE else route.queue
+    values = (event_type, aggregate_type, route.title, receipt, queue)
+    cells = [each if each is None else f"'{each}'" if is_plain(each) else "%s" for each in values]
+    return (*cells,), [each for each in values if each is not None and not is_plain(each)]
+
+
 @lru_cache(maxsize=256)  # nearly all rows of an app have one of a few texts
-def _texts(names: Sequence[str], rows: frozenset[Cells], key: str) -> tuple[str, dict[Cells, str]]:
+def _texts(rows: frozenset[Cells], key: str) -> tuple[str, dict[Cells, str]]:
     """Return the columns of an INSERT of these rows, and the text of each row.
 
     Without columns that are NULL in all rows: most events leave half of the columns NULL, and each
     would cost the server time.
     """
-    places = [at for at in range(len(names)) if any(row[at] for row in rows)]
-    into = ", ".join(key if names[at] == "key" else names[at] for at in places)
+    places = [at for at in range(len(COLUMNS)) if any(row[at] for row in rows)]
+    into = ", ".join(key if COLUMNS[at] == "key" else COLUMNS[at] for at in places)
     other = {"queue": f"'{DEFAULT_QUEUE}'"}
     return into, {
-        row: ", ".join([row[at] or other.get(names[at], "NULL") for at in places]) for row in rows
+        row: ", ".join([row[at] or other.get(COLUMNS[at], "NULL") for at in places]) for row in rows
     }
 
 

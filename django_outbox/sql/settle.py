@@ -42,13 +42,18 @@ class Settling(EventLeases):
                 done.append(each.id)
             else:
                 others.append(each)
-        count = 0
-        if done and delete_done:
-            count = self.delete_done(me=me, ids=done, kind=kind)
-        if count < len(done):
-            count += self.settle_done(me=me, ids=done, kind=kind)
+        count = self.end_done(me=me, ids=done, kind=kind, delete=delete_done)
         for some in in_parts(others, self.rows_at_once):
             count += self.settle(me=me, endings=some, kind=kind)
+        return count
+
+    def end_done(
+        self, *, me: str, ids: Sequence[str], kind: LeaseKind = LeaseKind.ROW, delete: bool
+    ) -> int:
+        """Mark rows DONE or delete them; return how many ``me`` still held."""
+        count = self.delete_done(me=me, ids=ids, kind=kind) if ids and delete else 0
+        if count < len(ids):
+            count += self.settle_done(me=me, ids=ids, kind=kind)
         return count
 
     def settle_done(self, *, me: str, ids: Collection[str], kind: LeaseKind = LeaseKind.ROW) -> int:

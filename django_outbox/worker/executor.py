@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 
 from ..clocks import monotonic
@@ -17,7 +18,7 @@ from ..listeners.outcomes import DONE
 from .connection_cleanup import BrokenSessions, ConnectionCleanup
 from .deliveries import Deliveries
 from .gate import Gate
-from .ready import Lane
+from .ready import Item, Lane, popped
 from .settler import log_failed
 from .threads import thread_name
 
@@ -26,6 +27,11 @@ logger = logging.getLogger("django_outbox")
 # Seconds of listener time that a thread may be ahead of the settler. If the process dies, that much
 # is repeated, or one event per thread; without a limit, all that a group commit had gathered.
 RUN_AHEAD = 0.0005
+AT_ONCE = 16  # events that a thread takes at once from a backlog, at most: each costs less then
+# Seconds; behind a longer call no event waits for the same thread, and it counts as this long: one
+# that had to wait for the interpreter says nothing about the others.
+SLOW_CALL = 0.001
+FIRST_CALL = RUN_AHEAD / 2  # seconds that a listener is taken to need before its first call
 IDLE_WAIT = 1.0  # seconds after which an idle thread checks whether it should end
 
 
@@ -42,12 +48,16 @@ class Seat:
         self._cleanup: ConnectionCleanup
         self._followers: list[Lease] = []  # events behind those delivered, which may run next
         self._ahead = 0.0  # seconds of listener time that are not known to be settled
+        # What it has taken and not begun: events that count as started, and what comes behind them.
+        # The watchdog takes from them, too; their methods are atomic.
+        self._started: deque[Lease] = deque()
+        self._next_up: deque[Item] = deque()
 
     def _run(self) -> None:
         self._cleanup = ConnectionCleanup(self._held.lease, self._executor.sessions)
         try:
             while not self._executor.stopping:
-                found = self._gate.ready.take(IDLE_WAIT)
+                found = self._next()
                 self._gate.made_room()
                 if found is not None:
                     self._work(found)
@@ -56,9 +66,14 @@ class Seat:
         except CallAbandoned:
             self._cleanup.close_half_made()
             self._cleanup.after(self.delivery.lead)
+        self.give_back()
         self._cleanup.close()
 
-    def _work(self, found: Lease | Lane | Delivery) -> None:
+    def _next(self) -> Item | None:
+        found = popped(self._next_up)
+        return self._gate.ready.take(IDLE_WAIT) if found is None else found
+
+    def _work(self, found: Item) -> None:
         executor, deliveries = self._executor, self._deliveries
         if isinstance(found, Delivery):  # another thread has left its fallbacks
             left, stops = found.left.values(), executor.is_stopping
@@ -70,13 +85,55 @@ class Seat:
         if found.listener.is_awaited if isinstance(found, Lane) else is_async(found):
             executor.to_loop(found)
             return
-        leases = [found] if isinstance(found, Lease) else deliveries.take(found)
-        if leases := deliveries.start(leases, executor.is_stopping):
-            self._deliver(deliveries.of(leases))
-            deliveries.put_all_but_one(self._followers)
-            if self._ahead > RUN_AHEAD:
-                self._held.wait_settled(leases, executor.is_stopping)
-                self._ahead = 0.0
+        if isinstance(found, Lane):
+            if leases := deliveries.start(deliveries.take(found), executor.is_stopping):
+                self._deliver(deliveries.of(leases))
+                self._pass_time(leases)
+            return
+        leases, then = [found], None
+        if (most := executor.at_once(found)) > 1:
+            others, then = self._gate.ready.take_alike(found, most - 1)
+            leases += others
+        self._deliver_each(deliveries.start(leases, executor.is_stopping), then)
+
+    def _deliver_each(self, started: list[Lease], then: Item | None) -> None:
+        """Deliver events of one listener one by one; ``then`` comes next, here or elsewhere."""
+        self._started.extend(started)
+        if then is not None:
+            self._next_up.append(then)
+        seconds, delivered = 0.0, 0
+        while (lease := popped(self._started)) is not None:  # the watchdog may give back the rest
+            if delivered and not self._may_go_on(lease):
+                self._started.appendleft(lease)
+                self.give_back()
+                break
+            self._deliver(self._deliveries.of([lease]))
+            self._pass_time([lease])
+            seconds += min(lease.duration, SLOW_CALL)
+            delivered += 1
+        if delivered:
+            self._executor.note(started[0].listener, seconds / delivered)
+
+    def _may_go_on(self, lease: Lease) -> bool:
+        """Return whether an event that was started with another may be delivered still."""
+        if self._executor.stopping or self._gate.closed:
+            return False
+        return lease in lease.run.out and monotonic() < lease.run.deadline
+
+    def give_back(self) -> None:
+        """Queue what it has taken and not begun, unstarted; called by the watchdog, too."""
+        while (lease := popped(self._started)) is not None:
+            lease.started_at = 0.0
+            self._gate.ready.put_again(lease)
+        if (found := popped(self._next_up)) is not None:
+            self._gate.ready.put_again(found)
+
+    def _pass_time(self, leases: list[Lease]) -> None:
+        if self._followers:
+            self._deliveries.put_all_but_one(self._followers)
+        if self._ahead > RUN_AHEAD:
+            self._held.wait_settled(leases, self._executor.is_stopping)
+            self._ahead = 0.0
 
     def _deliver(self, delivery: Delivery) -> None:
         self.delivery = delivery
@@ -139,6 +196,7 @@ class Executor:
         )
         self._held, self._stuck_after = deliveries.held, stuck_after  # seconds
         self.stopping = False  # set by ``stop``
+        self._means: dict[str | None, float] = {}  # seconds of a call, by the listener's title
         self._seats = [
             Seat(self, thread_name(deliveries.alias, gate.name, f"worker-{number}"))
             for number in range(gate.settings.WORKERS)
@@ -157,6 +215,19 @@ class Executor:
         """Stop the threads from starting another event; may be called again."""
         self.stopping = True
         self.gate.ready.wake(len(self._seats))
+
+    def at_once(self, lease: Lease) -> int:
+        """Return how many events of a listener a thread may take at once: fewer if it is slow.
+
+        Others are left for the other threads.
+        """
+        mean = self._means.get(lease.listener, FIRST_CALL)
+        return min(int(RUN_AHEAD / mean), AT_ONCE, len(self.gate.ready) // len(self._seats))
+
+    def note(self, title: str | None, seconds: float) -> None:
+        """Note how long a call of a listener took."""
+        mean = self._means.get(title, FIRST_CALL)
+        self._means[title] = max(mean + (seconds - mean) / 8, 1e-6)
 
     def is_stopping(self) -> bool:
         """Return whether no other event may be started."""
@@ -204,6 +275,8 @@ class Executor:
         now = monotonic()
         for number, seat in enumerate(self._seats):
             call = seat.call
+            if call is not None and 0.0 < call.started < now - SLOW_CALL:
+                seat.give_back()
             if call is not None and now > call.ends_at:
                 self._write_off(number, seat, call)
         self._abandoned = [each for each in self._abandoned if each.is_alive()]

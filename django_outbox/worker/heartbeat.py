@@ -257,19 +257,22 @@ class Statistics:
         """Count what was just settled."""
         found: Counts = {}
         for lease, decision in settled:
-            if decision.outcome not in PLACES:  # it was not delivered, or not for good
+            place = PLACES.get(decision.outcome)
+            if place is None:  # it was not delivered, or not for good
                 continue
             title = lease.listener or lease.event_type
             counts = found.get(title)
             if counts is None:
                 counts = found[title] = [0] * len(COUNTS)
-            counts[PLACES[decision.outcome]] += 1
+            counts[place] += 1
             if lease.rescued:
                 counts[RESCUED] += 1
             if lease.started_at:  # an event that is dead for its lost workers was not started
+                seconds = lease.duration
                 counts[WAIT + bucket(lease.lag + lease.waited)] += 1
-                counts[RUN + bucket(lease.duration)] += 1
-                counts[RUN_MS] += round(lease.duration * 1000)
+                counts[RUN + bucket(seconds)] += 1
+                if seconds >= 0.0005:
+                    counts[RUN_MS] += round(seconds * 1000)
         if found:
             self._settled.append(found)
 

@@ -9,8 +9,9 @@ from math import inf
 from ..clocks import monotonic
 from ..delivery.lease import Lease, Run
 from ..listeners.outcomes import Decision, Status
-from ..sql.values import EVENTS, Table
+from ..sql.values import EVENTS, Table, in_parts
 
+AT_ONCE = 20  # leases added or removed without a pause; threads need the lock at each start
 SAFE_PART = 0.8  # of a lease's length; nothing is started after it without a renewal
 
 
@@ -81,29 +82,33 @@ class Held:
         So it did if its row has ended as done since the claim began. A row that we did not own is
         new: settled and due again before its old lease was dropped, if our call does not go on.
         """
-        new = []
-        for run in runs:
-            with self.lock:  # for each alone: threads need it at each start
-                runs_by_id = self._of(run.table)
-                known = runs_by_id.get(run.id)
-                if self._ended and run.renewal and run.id in self._ended:
-                    run.out.clear()
-                elif known is None or is_new(known, run):
-                    if known is not None:
-                        self.forget(known)
-                    runs_by_id[run.id] = run
-                    for lease in run.out:
-                        load = self.load(lease.queue)
-                        load.held += 1
-                        load.payload_bytes += lease.payload_bytes
-                    new.append(run)
-                else:
-                    known.deadline, known.locked_at = run.deadline, run.locked_at
-                    run.out.clear()
+        new: list[Run] = []
+        for some in in_parts([*runs], AT_ONCE):
+            with self.lock:
+                new += [each for each in some if self._add(each)]
         with self.changed:
             self._ended = None
             self.changed.notify_all()
         return new
+
+    def _add(self, run: Run) -> bool:
+        runs = self._rows if run.table is EVENTS else self._streams
+        known = runs.get(run.id)
+        if self._ended and run.renewal and run.id in self._ended:
+            run.out.clear()
+            return False
+        if known is not None:
+            if not is_new(known, run):
+                known.deadline, known.locked_at = run.deadline, run.locked_at
+                run.out.clear()
+                return False
+            self.forget(known)
+        runs[run.id] = run
+        for lease in run.out:
+            load = self.load(lease.queue)
+            load.held += 1
+            load.payload_bytes += lease.payload_bytes
+        return True
 
     def add_rows(self, leases: Iterable[Lease]) -> list[Lease]:
         """Add rows, each a run; return the leases of the new ones."""
@@ -209,11 +214,12 @@ class Held:
 
     def settled(self, part: Iterable[tuple[Lease, Decision]]) -> None:
         """Remove rows whose decisions are settled."""
-        for lease, decision in part:
-            with self.lock:  # for each alone: threads need it at each start
-                self.remove(lease)
-                if self._ended is not None and decision.status is Status.DONE:
-                    self._ended.add(lease.id)
+        for some in in_parts([*part], AT_ONCE):
+            with self.lock:
+                for lease, decision in some:
+                    self.remove(lease)
+                    if self._ended is not None and decision.status is Status.DONE:
+                        self._ended.add(lease.id)
         with self.changed:
             self.changed.notify_all()
 

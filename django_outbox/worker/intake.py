@@ -140,8 +140,11 @@ def complete(leases: Iterable[Lease]) -> Steps[set[str]]:
     """
     queues: set[str] = set()
     unrouted: defaultdict[tuple[str, str, str], list[Lease]] = defaultdict(list)
+    whole: set[tuple[str, str, str | None, str]] = set()
     for lease in leases:
-        if is_whole(lease.aggregate_type, lease.event_type, lease.listener, lease.routes):
+        given = lease.aggregate_type, lease.event_type, lease.listener, lease.routes
+        if given in whole or is_whole(*given):
+            whole.add(given)
             continue
         if lease.listener is None:
             kind = lease.aggregate_type, lease.event_type, lease.run.queue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
 from queue import Empty, SimpleQueue
 from sys import maxsize
@@ -67,10 +67,27 @@ class BlockingQueue(Generic[T]):
                     found.append(item)
         return found
 
+    def take_each(self, most: int) -> Iterator[T]:
+        """Yield the next items, at most ``most``, without waiting; leave what wakes threads."""
+        with suppress(Empty):
+            for _ in range(most):
+                if (item := self._queue.get_nowait()) is None:
+                    self._queue.put(None)
+                    return
+                yield item
+
     def wake(self, takers: int = 1) -> None:
         """End the wait of that many threads; their ``take`` returns None."""
         for _ in range(takers):
             self._queue.put(None)
+
+
+def popped(items: deque[T]) -> T | None:
+    """Return the next item, taken from them, or None if another thread took the last."""
+    try:
+        return items.popleft()
+    except IndexError:
+        return None
 
 
 class Offer(NamedTuple):
@@ -179,12 +196,15 @@ class Lane:
         return found
 
 
+Item = Lease | Lane | Delivery
+
+
 class Ready:
     """A queue of events and lanes, from which threads take one at a time."""
 
     def __init__(self, on_idle: Callable[[], None] = lambda: None) -> None:
         """``on_idle`` is called by a thread that finds the queue empty, before it waits."""
-        self._queue: BlockingQueue[Lease | Lane | Delivery] = BlockingQueue(on_idle)
+        self._queue: BlockingQueue[Item] = BlockingQueue(on_idle)
         self._lanes: dict[tuple[str, int], Lane] = {}
         self.awaited: deque[Lease | Lane] = deque()  # filled by the threads, taken by the loop
 
@@ -223,9 +243,10 @@ class Ready:
         Lanes are queued at the end, so that no thread takes the first event of a batch alone.
         """
         lanes: set[Lane] = set()
+        put = self._queue.put
         for lease in leases:
             if (listener := batch_listener(lease)) is None:
-                self._queue.put(lease)
+                put(lease)
                 continue
             lane = self._lane(listener, batch_size(listener, lease))
             lane.leases.append(lease)
@@ -247,14 +268,14 @@ class Ready:
         if lane.leases:
             self._queue_lane(lane)
 
-    def take(self, timeout: float) -> Lease | Lane | Delivery | None:
+    def take(self, timeout: float) -> Item | None:
         """Return the next event or ripe lane, or None after ``timeout`` seconds or when woken."""
         found = self._queue.take(timeout)
         if not isinstance(found, Lane) or found.ripe_at <= monotonic():
             return found
         return self._take_beside(found, monotonic() + timeout)
 
-    def _take_beside(self, lane: Lane, until: float) -> Lease | Lane | Delivery | None:
+    def _take_beside(self, lane: Lane, until: float) -> Item | None:
         """Return what is ripe first by ``until`` (monotonic): ``lane``, or anything else."""
         unripe = [lane]
         try:
@@ -289,13 +310,29 @@ class Ready:
                 each.leave()
         return found
 
-    def take_now(self) -> Lease | Lane | Delivery | None:
+    def take_now(self) -> Item | None:
         """Return the next event or lane, ripe or not, without waiting; None if there is none."""
         return next(iter(self._queue.take_all(1)), None)
 
-    def put_again(self, delivery: Delivery) -> None:
-        """Queue what a thread has left of a delivery."""
-        self._queue.put(delivery)
+    def take_alike(self, lease: Lease, most: int) -> tuple[list[Lease], Item | None]:
+        """Return the next events of the same listener, at most ``most``, without waiting.
+
+        Return what ended them, too: it comes next.
+        """
+        found: list[Lease] = []
+        for each in self._queue.take_each(most):
+            if isinstance(each, Lease) and each.listener == lease.listener:
+                found.append(each)
+            elif isinstance(each, Lane) and each.ripe_at > monotonic():
+                self._queue.put(each)
+                break
+            else:
+                return found, each
+        return found, None
+
+    def put_again(self, found: Item) -> None:
+        """Queue what a thread has taken or left."""
+        self._queue.put(found)
 
     def wake(self, takers: int = 1) -> None:
         """End the wait of that many threads; their ``take`` returns None."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from contextlib import nullcontext
 from functools import partial
 
 from django.db import OperationalError, transaction
@@ -228,22 +227,22 @@ def write(batch: Settled, *, connection: BaseDatabaseWrapper, me: str, settings:
 
     Refused are those whose leases have ended, and were taken by another worker or anew.
     """
-    kept = kept_count(settings)
+    dialect, kind = dialect_of(connection), batch[0][0].kind
+    delete, kept = settings.RETENTION_DONE == 0, kept_count(settings)
     suspected = [each for each, _ in batch if each.stream is not None and each.rescues > kept]
     if suspected:
-        dialect_of(connection).keep_suspected(
-            me=me, leases={str(each.stream): each.locked_at for each in suspected}, rescues=kept
-        )
+        leases = {str(each.stream): each.locked_at for each in suspected}
+        dialect.keep_suspected(me=me, leases=leases, rescues=kept)
     if batch[0][1].written:  # by atomic listeners, with their changes
         refused = sum(decision is LOST for _, decision in batch)
+    elif batch[0][1] is DONE:
+        ids = [each.id for each, _ in batch]
+        refused = len(batch) - dialect.end_done(me=me, ids=ids, kind=kind, delete=delete)
     else:
         endings = [lease.ending(decision) for lease, decision in batch]
-        with nullcontext() if batch[0][1] is DONE else all_or_nothing(connection):
-            refused = len(batch) - dialect_of(connection).settle_all(
-                me=me,
-                endings=endings,
-                kind=batch[0][0].kind,
-                delete_done=settings.RETENTION_DONE == 0,
+        with all_or_nothing(connection):
+            refused = len(batch) - dialect.settle_all(
+                me=me, endings=endings, kind=kind, delete_done=delete
             )
     if refused > 0:  # this worker was considered lost, and they run again
         logger.warning("lost leases, settles refused count=%d of=%d", refused, len(batch))

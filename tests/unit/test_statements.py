@@ -23,7 +23,7 @@ def test_a_server_gets_the_statements_that_its_file_shows(server: str) -> None:
 ELSEWHERE = {
     *("flow", "neighbours", "summaries"),
     *("estimated_rows", "failing_isolation", "queue_backlogs", "unstorable", "variables"),
-    *("version_text", "weak_charset", "time_limit", "insert", "settle_all"),
+    *("version_text", "weak_charset", "time_limit", "insert", "settle_all", "end_done"),
     *(
         "begin_session",
         "cluster",
