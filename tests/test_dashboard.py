@@ -122,7 +122,7 @@ def test_41_nobody_delivers_in_writer_only_mode(admin_client: Client, settings: 
     assert verdict(body(admin_client)) == ["All is well"]
     settings.OUTBOX = {}
     assert "No worker is alive." in verdict(body(admin_client))
-    assert any("late since" in each for each in verdict(body(admin_client)))
+    assert any("late (since" in each for each in verdict(body(admin_client)))
 
 
 def test_rates_of_the_last_minutes_decide_the_verdict(admin_client: Client) -> None:
@@ -172,7 +172,7 @@ def test_41_what_waits_is_counted_by_listener(admin_client: Client) -> None:
     insert(1, due=60, event_type="order.paid", status=Status.RETRY, attempts=1)
     insert(3, due=-20, event_type="order.paid")
     text = body(admin_client)
-    assert "is 1 min late since" in verdict(text)[1]
+    assert "is 1 min late (since" in verdict(text)[1]
     assert verdict(text)[2:] == ["No listener here for order.paid; 3 wait."]
     found = part(text, "listeners")
     for line in ("order.paid no listener here default 3 20 s", "order.placed default 2 1 min"):
@@ -195,7 +195,7 @@ def test_41_more_than_is_counted_is_said_to_be(
     monkeypatch.setattr(overview, "MAX_BLOCKED_COUNTED", 2)
     for key in "ab":
         keyed(key, due=600)
-    assert "2+ keys are blocked since" in "".join(verdict(body(admin_client)))
+    assert "2+ keys are blocked, since" in "".join(verdict(body(admin_client)))
 
 
 def test_41_the_dead_are_told_apart_by_their_cause(admin_client: Client) -> None:
@@ -231,7 +231,7 @@ def test_41_blocked_streams_are_shown_with_their_heads(admin_client: Client) -> 
     )
     text = body(admin_client)
     assert re.search(
-        r"Key k/1 is blocked since .* \(order\.placed\): OSError: refused; ", verdict(text)[2]
+        r"Key k/1 is blocked, since .* \(order\.placed\): OSError: refused; ", verdict(text)[2]
     )
     found = part(text, "blocked")
     assert re.search(r"k/1 order\.placed 2 in (9|10) min OSError: refused", found), found
@@ -242,7 +242,7 @@ def test_41_what_is_paused_comes_right_after_the_workers(admin_client: Client) -
     alive()
     OutboxPause.objects.pause("event_type", "order.paid", reason="courier down", by="ann")
     text = body(admin_client)
-    said = r"Event type order\.paid is paused since [\d :-]+ by ann: courier down\."
+    said = r"Event type order\.paid has been paused since [\d :-]+ by ann: courier down\."
     assert re.fullmatch(said, verdict(text)[1])
     assert re.search(r"event type order\.paid \d s ann courier down", part(text, "held"))
     assert order(text) == ["charts", "held", "queues", "workers"]
@@ -269,7 +269,7 @@ def test_a_late_queue_names_who_keeps_it_busy_and_when_that_ends(admin_client: C
         minute(back, done=600, run_ms=6_000, run_4=600, listener="order.paid")
     with listening(lambda event: None), listening(lambda event: None, "order.paid"):
         assert re.fullmatch(
-            r"Queue default is 2 min late since [\d :-]+, 300 due: order\.placed takes 1\.8 s "
+            r"Queue default is 2 min late \(since [\d :-]+\), 300 due: order\.placed takes 1\.8 s "
             r"\(p95\), 4 of 4 threads busy; drains in 27 s\.",
             verdict(body(admin_client))[1],
         )
@@ -342,7 +342,8 @@ def test_a_lost_worker_is_missed_until_another_replaces_it(admin_client: Client)
     assert verdict(text)[0] == "Events are delivered, but something needs attention"
     lost = [re.sub(r"(\d{4}-\d\d-\d\d )?\d\d:\d\d", "…", each) for each in verdict(text)[1:]]
     assert sorted(lost) == [
-        f"Worker host-{each}:17 is lost since …; 1 of 3 expected workers run." for each in (2, 3)
+        f"Worker host-{each}:17 has been lost since …; 1 of 3 expected workers run."
+        for each in (2, 3)
     ]
     assert "Workers: 3 expected, 1 running, 2 lost" in part(text, "workers")
     assert "<dt>workers</dt><dd>1 of 3</dd>" in text

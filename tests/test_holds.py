@@ -173,7 +173,7 @@ def test_the_dashboard_says_held_and_not_late(admin_client: Client) -> None:
     alive()
     insert(3, queue=held_by("queue", since=1000), due=-1800)
     text = page(admin_client)
-    said = r"Queue hooks is paused since .* by ada: printer down; 3 held for 16 min\."
+    said = r"Queue hooks has been paused since .* by ada: printer down; 3 held for 16 min\."
     assert re.fullmatch(said, verdict(text)[1])
     assert verdict(text)[0] == "Events are not delivered as they should be"
     assert "order.placed no listener here hooks 3 " in part(text, "listeners")

@@ -97,7 +97,7 @@ def test_what_is_paused_already_stays_as_it_is() -> None:
     insert(event_type=SENT)  # a type that was seen is known
     assert run("outbox_pause", "--event-type", SENT, "--reason", "first", "--by", "ada")[1] == ""
     out, _ = run("outbox_pause", "--event-type", SENT, "--reason", "second")
-    assert out.startswith(f"event type {SENT} is paused since ")
+    assert out.startswith(f"event type {SENT} has been paused since ")
     assert out.rstrip().endswith("by 'ada'")
     assert OutboxPause.objects.get().reason == "first"
 

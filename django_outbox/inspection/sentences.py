@@ -19,9 +19,9 @@ from .problems import Problem
 SENTENCES: Final[dict[str, Any]] = {
     "no_worker": gettext_lazy("No worker is alive[, since %(since)s]"),
     "lost": gettext_lazy(
-        "Worker %(name)s is lost since %(since)s; %(count)s of %(of)s expected workers run"
+        "Worker %(name)s has been lost since %(since)s; %(count)s of %(of)s expected workers run"
     ),
-    "replaced": gettext_lazy("Worker %(name)s is lost since %(since)s; another replaced it"),
+    "replaced": gettext_lazy("Worker %(name)s has been lost since %(since)s; another replaced it"),
     "rescued": gettext_lazy(
         "Deliveries of lost workers that were rescued in the last 5 minutes: %(count)s"
     ),
@@ -33,11 +33,11 @@ SENTENCES: Final[dict[str, Any]] = {
         "One of %(count)s deliveries may stop its workers; each is tried alone now"
     ),
     "unserved": gettext_lazy(
-        "No live worker serves %(queue)s, where %(count)s are due since %(since)s"
+        "No live worker serves %(queue)s, where %(count)s have been due since %(since)s"
         "[; start one with --queue %(name)s]"
     ),
     "late": gettext_lazy(
-        "%(queue)s is %(age)s late since %(since)s, %(count)s due"
+        "%(queue)s is %(age)s late (since %(since)s), %(count)s due"
         "[: %(listener)s takes %(takes)s (p95)][, %(busy)s of %(threads)s threads busy]"
         "[; drains in %(drains_in)s][; %(arriving)s a minute arrive, %(done)s are done]"
     ),
@@ -53,26 +53,26 @@ SENTENCES: Final[dict[str, Any]] = {
         "Listener %(listener)s fails: %(count)s of %(of)s executions in the last 5 minutes"
     ),
     "held_by_queue": gettext_lazy(
-        "%(queue)s is paused since %(since)s[ by %(by)s][ until %(until)s][: %(cause)s]"
+        "%(queue)s has been paused since %(since)s[ by %(by)s][ until %(until)s][: %(cause)s]"
         "[; %(count)s held for %(age)s]"
     ),
     "held_by_breaker": gettext_lazy(
-        "The circuit breaker of %(queue)s is open since %(since)s[: %(cause)s]"
+        "The circuit breaker of %(queue)s has been open since %(since)s[: %(cause)s]"
         "[; %(count)s held for %(age)s][; next try %(until)s]"
     ),
     "held_by_away": gettext_lazy(
-        "The broker of %(queue)s is away since %(since)s[: %(cause)s]"
+        "The broker of %(queue)s has been away since %(since)s[: %(cause)s]"
         "[; %(count)s held for %(age)s][; next try %(until)s]"
     ),
     "held_by_dead": gettext_lazy(
-        "Key %(name)s is held since %(since)s by the dead %(by)s[: %(cause)s]"
+        "Key %(name)s has been held since %(since)s by the dead %(by)s[: %(cause)s]"
     ),
     "blocked": gettext_lazy(
-        "%(count)s keys are blocked[ since %(since)s]: %(name)s (%(listener)s)[: %(cause)s]"
+        "%(count)s keys are blocked[, since %(since)s]: %(name)s (%(listener)s)[: %(cause)s]"
         "[; next try %(until)s]"
     ),
     "blocked_1": gettext_lazy(
-        "Key %(name)s is blocked[ since %(since)s] (%(listener)s)[: %(cause)s]"
+        "Key %(name)s is blocked[, since %(since)s] (%(listener)s)[: %(cause)s]"
         "[; next try %(until)s]"
     ),
     "dead": gettext_lazy(

@@ -84,10 +84,10 @@ def test_the_drill(driver: Any, visit: Visit, use: Callable[[Any, Find], Any]) -
         said = verdict(driver)
         for each in (
             "Events are not delivered as they should be",
-            "is lost since",
+            "has been lost since",
             "5,000 of the 5,000 deliveries that ended in the last 5 minutes are dead",
             f"Event {poison} (order.placed) was leased by 2 workers that were lost since",
-            "Key customer-1 is blocked since",
+            "Key customer-1 is blocked, since",
             "5,000 deliveries are dead, 5,000 of them in the last hour",
         ):
             assert each in said
@@ -102,12 +102,12 @@ def test_the_drill(driver: Any, visit: Visit, use: Callable[[Any, Find], Any]) -
         pause = OutboxPause.objects.get()
         assert (pause.kind, pause.name) == ("event_type", "parcel.requested")
         visit(DASHBOARD)
-        assert "parcel.requested is paused since" in verdict(driver)
+        assert "parcel.requested has been paused since" in verdict(driver)
 
         operator.follow("#outbox-held .outbox-action a")
         operator.press("Resume")
         visit(DASHBOARD)
-        assert "is paused since" not in verdict(driver)
+        assert "has been paused since" not in verdict(driver)
 
         operator.follow(CAUSE)
         operator.follow(".outbox-groups .button.outbox-replay")
@@ -136,14 +136,16 @@ def test_each_sentence_names_what_is_wrong_why_and_since_when(driver: Any, visit
     scene.the_drill()
     visit(DASHBOARD)
     lost = OutboxWorker.objects.order_by("heartbeat_at")[0]
-    worker = f"Worker {lost.hostname}:{lost.pid} is lost since {at(lost.heartbeat_at)}"
+    worker = f"Worker {lost.hostname}:{lost.pid} has been lost since {at(lost.heartbeat_at)}"
     assert f"{worker}; 1 of 2 expected workers run." in verdict(driver)
 
     insert(3, due=-600, event_type="order.paid")
     OutboxPause.objects.pause("queue", "default", reason="stocktaking", by="ada", until=until)
     OutboxPause.objects.update(paused_at=since)
     visit(DASHBOARD)
-    paused = f"Queue default is paused since {at(since)} by ada until {at(until)}: stocktaking; "
+    paused = (
+        f"Queue default has been paused since {at(since)} by ada until {at(until)}: stocktaking; "
+    )
     assert f"{paused}3 held for 7 min." in verdict(driver)
 
     insert(4, due=-60, queue="relay.orders", listener="relay.orders")
@@ -155,7 +157,9 @@ def test_each_sentence_names_what_is_wrong_why_and_since_when(driver: Any, visit
         reason="relay.orders: no answer from kafka:9092",
     )
     visit(DASHBOARD)
-    away = f"The broker of relay orders is away since {at(since)}: no answer from kafka:9092; "
+    away = (
+        f"The broker of relay orders has been away since {at(since)}: no answer from kafka:9092; "
+    )
     assert f"{away}4 held for 60 s; next try {at(until)}." in verdict(driver).replace(
         "1 min", "60 s"
     )

@@ -22,7 +22,7 @@ CODE_LINES = {
     "django_outbox/sql": 2_083,
 }
 MODULES = 198  # of the package, migrations among them
-TEST_LINES = 73_496  # of all Python files below tests, comments and blank lines among them
+TEST_LINES = 73_503  # of all Python files below tests, comments and blank lines among them
 PAGES, WORDS = 48, 64_983  # below docs
 NO_CODE = {
     tokenize.COMMENT,

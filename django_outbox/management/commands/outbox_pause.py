@@ -108,7 +108,7 @@ class Command(OutboxCommand):
                 self.stdout.write(f"paused {label}{_until(until)}")
             elif (old := pauses.filter(kind=kind, name=name).first()) is not None:
                 since = f"since {cell(old.paused_at)} by {old.paused_by!r}"
-                self.stdout.write(f"{label} is paused {since}{_until(old.until)}")
+                self.stdout.write(f"{label} has been paused {since}{_until(old.until)}")
         doorbell.ring(connections[alias])
 
     def _end(self, alias: str, names: Names, by: str) -> None:
