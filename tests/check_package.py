@@ -17,6 +17,7 @@ import sys
 import tarfile
 import tempfile
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -135,8 +136,18 @@ def check_imports() -> None:
 def use(wheel: Path, directory: Path) -> None:
     """Do with the wheel what its users do, where the source tree cannot answer in its place."""
     found = interpreters()
-    for version in sorted({min(found), max(found)}):
-        use_alone(wheel, directory / ".".join(map(str, version)), found[version])
+    with ThreadPoolExecutor(2) as pool:
+        parts = [
+            pool.submit(use_alone, wheel, directory / ".".join(map(str, version)), found[version])
+            for version in sorted({min(found), max(found)})
+        ]
+        parts.append(pool.submit(use_plugin, wheel, directory))
+        for each in parts:
+            each.result()
+
+
+def use_plugin(wheel: Path, directory: Path) -> None:
+    """Run a test with the fixture that the wheel's plugin lends."""
     python = environment(directory / "plugin", sys.executable, str(wheel))
     shutil.copytree(ROOT / "example_project", directory / "example_project")
     for script in (INSTALLED, PLUGIN, LICENCES):
