@@ -68,10 +68,13 @@ def headers_of(message: Message, mark: str) -> dict[str, str]:
 
 
 def _filled(name: str, settings: RelaySettings, event: Event, quote: Any) -> str:
+    template: str = getattr(settings, name)
+    if "{" not in template and "}" not in template:
+        return template
     headers = _Quoted(event.headers.get, quote, "header ")
     fields = _Quoted(lambda name: headers if name == "headers" else getattr(event, name), quote)
     try:
-        return str(getattr(settings, name).format_map(fields))
+        return template.format_map(fields)
     except KeyError as error:
         raise Unrecoverable(
             f"The event has no {error.args[0]}, which {name} of the relay {settings.name!r} names."
