@@ -37,7 +37,7 @@ SENTENCES: Final[dict[str, Any]] = {
         "[; start one with --queue %(name)s]"
     ),
     "late": gettext_lazy(
-        "%(queue)s is %(age)s late (since %(since)s), %(count)s due"
+        "%(queue)s is %(age)s late since %(since)s, %(count)s due"
         "[: %(listener)s takes %(takes)s (p95)][, %(busy)s of %(threads)s threads busy]"
         "[; drains in %(drains_in)s][; %(arriving)s a minute arrive, %(done)s are done]"
     ),
