@@ -280,7 +280,6 @@ def lease_from_row(
         row = (*row, *given, hot.headers, hot._payload_text, "hot", None, None)
     positions, read = _positions(columns, hot is not None)
     event_id, event_type, aggregate, rescues, title, routes, history, key, place, text = read(row)
-    is_ordered = "seq" in positions
     return Lease(
         row=row,
         positions=positions,
@@ -296,7 +295,7 @@ def lease_from_row(
         routes=routes or "",
         history=history,
         key=key,
-        stream=place if is_ordered else None,
+        stream=place if "seq" in positions else None,
         slot=place if place is not None and is_slot(place) else None,
         claimed_at=monotonic() if claimed_at is None else claimed_at,
         payload_bytes=len(text),

@@ -26,11 +26,6 @@ logger = logging.getLogger("django_outbox")
 PAUSED = Decision(status=Status.NEW, delay=1.0, outcome="deferred")  # seconds
 
 
-def listener_of(lease: Lease) -> Listener | None:
-    """Return the listener of an event; None if this process does not have it."""
-    return registry.by_title(lease.listener)
-
-
 def batch_listener(lease: Lease) -> Listener | None:
     """Return the event's listener if it takes batches, else None."""
     found = registry.by_title(lease.listener)

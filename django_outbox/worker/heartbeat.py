@@ -268,11 +268,9 @@ class Statistics:
             if lease.rescued:
                 counts[RESCUED] += 1
             if lease.started_at:  # an event that is dead for its lost workers was not started
-                seconds = lease.duration
                 counts[WAIT + bucket(lease.lag + lease.waited)] += 1
-                counts[RUN + bucket(seconds)] += 1
-                if seconds >= 0.0005:
-                    counts[RUN_MS] += round(seconds * 1000)
+                counts[RUN + bucket(lease.duration)] += 1
+                counts[RUN_MS] += round(lease.duration * 1000)
         if found:
             self._settled.append(found)
 

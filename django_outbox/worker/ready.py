@@ -243,10 +243,9 @@ class Ready:
         Lanes are queued at the end, so that no thread takes the first event of a batch alone.
         """
         lanes: set[Lane] = set()
-        put = self._queue.put
         for lease in leases:
             if (listener := batch_listener(lease)) is None:
-                put(lease)
+                self._queue.put(lease)
                 continue
             lane = self._lane(listener, batch_size(listener, lease))
             lane.leases.append(lease)

@@ -15,7 +15,7 @@ from .. import doorbell
 from ..clocks import monotonic
 from ..conf import Settings
 from ..delivery.lease import Lease, Run
-from ..delivery.route import listener_of
+from ..listeners import registry
 from ..listeners.outcomes import DONE, LOST, Decision, Status
 from ..queue_settings import parked_by
 from ..sql.values import STREAMS, SUSPECT_FROM, Release, Row
@@ -138,7 +138,7 @@ class Runs:
             if not run.waiting or run.out[-1:] != [lease]:
                 return None
             follower = run.waiting[0]
-            listener = listener_of(follower)
+            listener = registry.by_title(follower.listener)
             if listener is not None and listener.atomic:
                 return None
             if follower.queue != lease.queue or not self._pools.accepts(follower.queue):

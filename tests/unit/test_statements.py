@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from django_outbox.sql import DIALECTS
+from django_outbox.sql.postgresql import text_array
 from django_outbox.sql.sqlite import SQLite
 from django_outbox.sql.values import EVENTS, STREAMS, Branch, Claim, Table
 from tests import statements
@@ -64,3 +65,10 @@ def test_the_rows_of_a_claim_have_the_instant_that_it_writes(table: Table) -> No
     claim = Claim(table=table, me="me", lease=30.0, branches=[Branch("default", 10)])
     taken = DIALECTS["sqlite"](server).claim(claim)  # type: ignore[arg-type]
     assert [row[-1] for row in taken.rows] == [nows[0]] * 3
+
+
+@pytest.mark.parametrize("odd", ['a"b', "a\\b"])
+def test_an_array_literal_has_no_text_that_would_end_it(odd: str) -> None:
+    assert text_array(["a,b", "c d"]) == '{"a,b","c d"}'
+    assert text_array(["a", odd]) == ["a", odd]
+    assert text_array([]) == []
