@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -17,6 +16,8 @@ from abc import abstractmethod
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from tests import debian, servers
 from tests.brokers import free_port
@@ -69,9 +70,16 @@ class Pair:
                 self._pg("pg_ctl", "-w", "-D", self._data[node], "-m", how, "stop")
 
     def kill(self) -> None:
-        """End the primary at once."""
+        """End all processes of the primary at the same moment, as a machine that is lost does.
+
+        Backends that outlive the first process would show each other commits that no standby has.
+        """
         file = self._data[self.primary] / "postmaster.pid"
-        os.kill(int(file.read_text().split()[0]), signal.SIGKILL)
+        first = psutil.Process(int(file.read_text().split()[0]))
+        first.suspend()  # it starts no others
+        for act in (psutil.Process.suspend, psutil.Process.kill):
+            for each in (first, *first.children(recursive=True)):
+                act(each)
 
     def freeze(self) -> None:
         """Have the primary take no writes any more, its sessions open."""
