@@ -19,6 +19,7 @@ KINDS = {  # two event types of the same keys, and their listeners
 }
 KEYS = 4  # fewer than threads: one listener that hangs for each key leaves some to the others
 TROUBLES = ("fails", "hangs", "dies")  # what the listener is told to do
+ROUNDS = 2  # through all troubles
 COMPLETE = 30.0  # seconds until the others have everything, though one still is in trouble
 
 
@@ -31,11 +32,11 @@ def siblings(rig: Rig) -> None:
     rig.outbox["WORKERS"] = 6
     rig.start_workers(2)
     rig.wait_until_they_run()
-    lasts, rate, kills = rig.pick(ci=(1.5, 40, 3), full=(20.0, 50, 30))
+    lasts, rate, kills = rig.pick(ci=(1.0, 40, 3), full=(10.0, 50, 30))
     pace = rig.pick(ci=(0.3, 0.7), full=(1.0, 3.0))
     rig.start_writers(
         2,
-        events=int(rate * ((len(TROUBLES) + 2) * lasts + kills * (sum(pace) / 2 + 1.0))),
+        events=int(rate * ((len(TROUBLES) + 2) * ROUNDS * lasts + kills * (sum(pace) / 2 + 1.0))),
         rate=rate,
         kinds=(*KINDS,),
         keys=KEYS,
@@ -43,10 +44,10 @@ def siblings(rig: Rig) -> None:
         batch=1,  # each key is busy: MySQL renews no lease of a stream that a writer holds
     )
     wait_until(rig.started, within=60, what="the first events")
-    spans = {"is well": lasting(lasts)}
-    for how in (*TROUBLES, "is paused"):
+    spans: dict[str, list[tuple[float, float]]] = {}
+    for how in ("is well", *TROUBLES, "is paused") * ROUNDS:
         with trouble(rig, how):
-            spans[how] = lasting(lasts)
+            spans.setdefault(how, []).append(lasting(lasts))
     with trouble(rig, TROUBLES[0]):
         for number in rig.schedule(kills, pace):
             rig.trouble(TROUBLES[number % len(TROUBLES)])
@@ -70,7 +71,7 @@ def trouble(rig: Rig, how: str) -> Iterator[None]:
 
     if how in TROUBLES:
         rig.trouble(how)
-    else:
+    elif how == "is paused":
         for titles in KINDS.values():
             OutboxPause.objects.pause("listener", titles[-1])
     yield
@@ -93,14 +94,15 @@ def waiting() -> int:
     return OutboxEvent.objects.pending().exclude(listener__endswith=f" {TROUBLED}").count()
 
 
-def measure_siblings(rig: Rig, spans: Mapping[str, tuple[float, float]]) -> None:
+def measure_siblings(rig: Rig, spans: Mapping[str, Sequence[tuple[float, float]]]) -> None:
     """Compare how long the others waited; if trouble held them up, they would wait until its end.
 
-    A notification that a busy machine loses costs a poll, which is no part of the comparison.
+    Each time: the better of the rounds tells, as a disk may hold up a round for seconds. And a
+    notification that a busy machine loses costs a poll, which is no part of the comparison.
     """
     evidence = rig.evidence()
     runs = oracle.executions(evidence, oracle.Verdict())
-    found = {how: others(evidence, runs, *span) for how, span in spans.items()}
+    found = {how: min(others(evidence, runs, *each) for each in own) for how, own in spans.items()}
     calm = found.pop("is well")
     rig.measure("95 % of the others' waits while all is well, s", calm)
     most = 1.5 * calm + rig.outbox["POLL_INTERVAL"]
