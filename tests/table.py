@@ -235,6 +235,17 @@ def undone() -> Iterator[None]:
         transaction.set_rollback(True)
 
 
+def by_api(sid: str) -> None:
+    """Roll a savepoint back, as Django knows of it."""
+    connection.savepoint_rollback(sid)
+
+
+def by_sql(sid: str) -> None:
+    """Roll a savepoint back, unknown to Django."""
+    with connection.cursor() as cursor:
+        cursor.execute(connection.ops.savepoint_rollback_sql(sid))
+
+
 def row(event_id: str) -> OutboxEvent:
     return OutboxEvent.objects.get(pk=event_id)
 

@@ -19,6 +19,7 @@ import django_outbox as outbox
 from django_outbox import DuplicateEvent, Event, InvalidEvent, signals, write, write_many
 from django_outbox.models import OutboxEvent
 from tests import samples
+from tests.table import by_api, by_sql
 from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -434,15 +435,6 @@ def test_an_error_in_a_block_without_a_savepoint_undoes_the_whole(settings: Any)
             raise Undone
         assert heard == []
     assert sorted(heard) == [("rolled back", "inner"), ("rolled back", "outer")]
-
-
-def by_api(sid: str) -> None:
-    connection.savepoint_rollback(sid)
-
-
-def by_sql(sid: str) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute(connection.ops.savepoint_rollback_sql(sid))
 
 
 @pytest.mark.parametrize("undo", [by_api, by_sql])

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from django_outbox.listeners.registry import digest
 from django_outbox.models import OutboxEvent
 from django_outbox.writing.hot_queue import hot_queues
 from tests.cases import cases
-from tests.table import listening
+from tests.table import listening, undone
 from tests.test_events import REFUSED, UNFIT, nested
 from tests.testapp.models import Order
 
@@ -45,18 +45,6 @@ NOON = datetime(2030, 1, 1, 12, tzinfo=timezone.utc)
 class ToOther:
     def db_for_write(self, model: type[models.Model], **hints: Any) -> str | None:
         return "other" if model is OutboxEvent else None
-
-
-class Undone(Exception):
-    """The error that the business code raises."""
-
-
-@contextmanager
-def undone() -> Iterator[None]:
-    """Roll back the transaction, or the savepoint, that contains the block."""
-    with suppress(Undone), transaction.atomic():
-        yield
-        raise Undone
 
 
 def queries(alias: str = "default") -> CaptureQueriesContext:

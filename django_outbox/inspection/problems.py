@@ -70,12 +70,12 @@ class Problem:
 def find_problems(found: Overview, limits: Limits | None = None) -> list[Problem]:
     """Return the problems, the worst first."""
     limits = limits or Limits()
-    kinds = [_over_limits(found, limits), _dead(found)]
+    kinds = [_dead(found, limits), _over_limits(found, limits)]
     if current().MODE != "writer_only":  # its events do not wait for a worker
         kinds = [
             _workers(found),
             _queues(found, limits),
-            _failures(found, limits),
+            _failures(found),
             _first([_hold(each, found.now, limits) for each in found.holds]),
             _blocked(found),
             *kinds,
@@ -194,14 +194,11 @@ def _late(found: Overview, queue: QueueState, lateness: float) -> Problem:
     )
 
 
-def _failures(found: Overview, limits: Limits) -> Iterator[Problem]:
-    lately, most = found.rates, limits.max_dead_share
-    if most is not None and lately.dead_share > most:
-        yield Problem(kind="dying", count=lately.dead, of=lately.done + lately.dead, **_main(found))
+def _failures(found: Overview) -> Iterator[Problem]:
     failing = sorted(found.listeners, key=lambda each: -each.retry)
-    if lately.is_stalled:
+    if found.rates.is_stalled:
         name = failing[0].listener if failing and failing[0].retry else None
-        yield Problem(kind="stalled", listener=name, count=lately.retry)
+        yield Problem(kind="stalled", listener=name, count=found.rates.retry)
         return
     for each in failing[:MAX_NAMED]:
         count, of = each.retry, each.executions
@@ -252,10 +249,13 @@ def _blocked(found: Overview) -> Iterator[Problem]:
     )
 
 
-def _dead(found: Overview) -> Iterator[Problem]:
-    if count := found.causes.total:
-        lately = found.causes.lately or None
-        yield Problem(kind="dead", is_bad=False, count=count, of=lately, **_main(found))
+def _dead(found: Overview, limits: Limits) -> Iterator[Problem]:
+    lately, most = found.rates, limits.max_dead_share
+    if most is not None and lately.dead_share > most:
+        yield Problem(kind="dying", count=lately.dead, of=lately.done + lately.dead, **_main(found))
+    elif count := found.causes.total:
+        of = found.causes.lately or None
+        yield Problem(kind="dead", is_bad=False, count=count, of=of, **_main(found))
 
 
 def _main(found: Overview) -> dict[str, Any]:

@@ -255,7 +255,8 @@ def _dead(event_type: str, error: str, count: int) -> None:
 
 
 def _history() -> None:
-    """The statistics of an hour, as workers would have written them."""
+    """The statistics of an hour, as workers would have written them, the same at each call."""
+    CHANCE.seed(41)
     clock = now().timestamp()
     rows = []
     for back in range(62):
@@ -263,21 +264,21 @@ def _history() -> None:
         age = clock - start  # seconds
         bad = 1.0 if age < 14 * 60 else 0.0
         for host in HOSTS:
-            rows += [_row(start, host, *each, bad) for each in TYPES.items()]
+            rows += [_row(start, age, host, *each, bad) for each in TYPES.items()]
     OutboxStatistics.objects.bulk_create(rows, batch_size=500)
 
 
 def _row(
-    start: float, host: str, event_type: str, given: tuple[float, ...], bad: float
+    start: float, age: float, host: str, event_type: str, given: tuple[float, ...], bad: float
 ) -> OutboxStatistics:
     rate, wait, run = given
-    tide = 0.65 + 0.35 * math.sin(2 * math.pi * (start % 86400 / 86400 - 0.3))
+    tide = 0.65 - 0.35 * math.sin(2 * math.pi * (age / 86400 + 0.175))  # of three in the morning
     count = max(int(rate * tide * CHANCE.uniform(0.85, 1.15) / len(HOSTS)), 1)
     at = datetime.fromtimestamp(start, timezone.utc)
     row = OutboxStatistics(started_at=at, owner=host, listener=event_type)
     hit = bad and event_type == "parcel.requested"
     row.retry = int(count * (0.75 if hit else 0.01 * CHANCE.random()))
-    row.dead = int(CHANCE.random() * 2.5) if hit else 0
+    row.dead = CHANCE.randint(1, 2) if hit else 0
     row.done = max(count - row.retry - row.dead, 0)
     for name, middle in (("wait", wait * (1 + 900 * bad)), ("run", run * (12 if hit else 1))):
         for part, sigma in ((0.55, 0.3), (0.33, 1.0), (0.09, 2.2), (0.03, 4.5)):

@@ -11,7 +11,7 @@ from django.db import connection, transaction
 import django_outbox as outbox
 from django_outbox import signals
 from tests.surroundings import heard
-from tests.table import PLACED, listening, write
+from tests.table import PLACED, by_api, by_sql, listening, write
 from tests.test_hot import Calls, quiet, resting, settled
 from tests.waiting import wait_until
 
@@ -19,15 +19,6 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 # -- what was undone -------------------------------------------------------------------------------
-
-
-def by_api(sid: str) -> None:
-    connection.savepoint_rollback(sid)
-
-
-def by_sql(sid: str) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute(connection.ops.savepoint_rollback_sql(sid))
 
 
 @pytest.mark.parametrize("undo", [by_api, by_sql])

@@ -19,7 +19,7 @@ from django_outbox.sql import dialect_of, sequence_numbers
 from django_outbox.sql import insert as inserting
 from tests.databases import vendor
 from tests.sessions import waiters
-from tests.table import claim, elsewhere, in_thread, listening, now, row
+from tests.table import claim, elsewhere, in_thread, listening, now, row, undone
 from tests.test_keyed_write import (
     HOUR,
     NOON,
@@ -31,7 +31,6 @@ from tests.test_keyed_write import (
     statements,
     stream,
 )
-from tests.test_write import undone
 from tests.testapp.models import Order
 from tests.waiting import wait_until
 

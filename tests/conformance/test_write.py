@@ -18,8 +18,8 @@ from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent, OutboxInbox, OutboxStream
 from django_outbox.sql import dialect_of
 from django_outbox.sql import insert as inserting
-from tests.table import now
-from tests.test_write import NOON, events, queries, rows, undone
+from tests.table import now, undone
+from tests.test_write import NOON, events, queries, rows
 from tests.testapp.models import Order
 
 pytestmark = pytest.mark.django_db(databases=["default", "other"])
