@@ -104,18 +104,17 @@ class Event(Generic[Payload_co]):
 
     def __getattr__(self, name: str) -> Any:
         """Read a field from the row at its first access, and keep it."""
-        if self._row is None or name not in _SLOTS:
+        if self._row is None or name not in _PUT:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         if name == "_origin":
             return self  # not kept: the garbage collector would have to free the cycle
-        value = self._column(name)
-        if name == "payload":
+        position = self._positions.get(name)
+        value: Any = _COLUMN_DEFAULTS.get(name) if position is None else self._row[position]
+        if name in _READ:
+            value = _READ[name](value)
+        elif name == "payload":
             value = (self._loads or decode)(value)
-        elif name == "headers":
-            value = _headers(value)
-        elif name in INSTANTS:
-            value = validation.stored_instant(value)
-        object.__setattr__(self, name, value)
+        _PUT[name](self, value)
         return value
 
     def decode_row(self) -> None:
@@ -250,11 +249,9 @@ def current_event() -> Event | tuple[Event, ...] | None:
 
 Event.__init__ = arguments.suggest_names(Event.__init__)  # type: ignore[method-assign]
 
-INSTANTS = ("occurred_at", "created_at", "deliver_at", "first_due_at", "available_at")
 _OF_DELIVERY = ("payload", "listener", "database")
 _ROW_FIELDS = tuple(name for name in Event.__slots__ if name[0] != "_" and name not in _OF_DELIVERY)
 _ROW_POSITIONS = {name: position for position, name in enumerate((*_ROW_FIELDS, "payload"))}
-_SLOTS = frozenset(Event.__slots__)
 _RESET_VALUES = {  # fields that a copy of a stored event resets, and their defaults
     name: Event.__dataclass_fields__[name].default
     for name in (
@@ -340,11 +337,14 @@ def _headers(stored: Any) -> Mapping[str, str]:
     return decode_headers(stored) if isinstance(stored, str) else stored or NO_HEADERS
 
 
+_INSTANTS = ("occurred_at", "created_at", "deliver_at", "first_due_at", "available_at")
+_READ = {**dict.fromkeys(_INSTANTS, validation.stored_instant), "headers": _headers}
 # Set fields although the dataclass is frozen, twice as fast as object.__setattr__.
 _new = object.__new__
+_PUT = {name: getattr(Event, name).__set__ for name in Event.__slots__}
 _put_row, _put_positions, _put_loads, _put_payload, _put_headers = (
-    getattr(Event, name).__set__ for name in ("_row", "_positions", "_loads", "payload", "headers")
+    _PUT[name] for name in ("_row", "_positions", "_loads", "payload", "headers")
 )
 _put_listener, _put_database, _put_generated = (
-    getattr(Event, name).__set__ for name in ("listener", "database", "_generated")
+    _PUT[name] for name in ("listener", "database", "_generated")
 )

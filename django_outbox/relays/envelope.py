@@ -23,6 +23,7 @@ TEXT_TYPE = "text/plain; charset=utf-8"  # what another SERIALIZER has written
 VISIBLE = "".join(chr(each) for each in range(0x21, 0x7F) if chr(each) not in '"%')
 TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")  # a header's name: RFC 9110, 5.6.2
 EXTENSION = re.compile(r"[a-z0-9]{1,20}")
+OPTIONAL = (("aggregate-id", "aggregate_id"), ("tenant-id", "tenant_id"), ("event-key", "key"))
 CORE = "specversion id source type subject time datacontenttype dataschema data".split()
 
 
@@ -69,12 +70,8 @@ def headers_of(message: Message, mark: str) -> dict[str, str]:
 
 def _filled(name: str, settings: RelaySettings, event: Event, quote: Any) -> str:
     template: str = getattr(settings, name)
-    if "{" not in template and "}" not in template:
-        return template
-    headers = _Quoted(event.headers.get, quote, "header ")
-    fields = _Quoted(lambda name: headers if name == "headers" else getattr(event, name), quote)
     try:
-        return template.format_map(fields)
+        return template.format_map(_Fields(event, quote))
     except KeyError as error:
         raise Unrecoverable(
             f"The event has no {error.args[0]}, which {name} of the relay {settings.name!r} names."
@@ -100,17 +97,26 @@ def _quoted(value: str) -> str:
     return quote(value, safe="/:?#[]@!$&'()*+,;=")
 
 
-class _Quoted:
-    """Values by name for ``str.format_map``; ``KeyError`` names one that an event lacks."""
+class _Fields:
+    """An event's fields for ``str.format_map``; ``KeyError`` names one that it lacks."""
 
-    def __init__(self, value_of: Callable[[str], Any], quote: Any, kind: str = "") -> None:
-        self._value_of, self._quote, self._kind = value_of, quote, kind
+    def __init__(self, owner: Any, quote: Callable[[str], str]) -> None:
+        self._owner, self._quote = owner, quote
 
     def __getitem__(self, name: str) -> Any:
-        value = self._value_of(name)
+        if name == "headers":
+            return _Headers(self._owner.headers, self._quote)
+        return self._shown(name, getattr(self._owner, name))
+
+    def _shown(self, name: str, value: Any) -> str:
         if value is None or value == "":
-            raise KeyError(f"{self._kind}{name}")
-        return value if isinstance(value, _Quoted) else self._quote(str(value))
+            raise KeyError(name)
+        return self._quote(str(value))
+
+
+class _Headers(_Fields):
+    def __getitem__(self, name: str) -> str:
+        return self._shown(f"header {name}", self._owner.get(name))
 
 
 def _plain(event: Event) -> dict[str, str]:
@@ -119,12 +125,13 @@ def _plain(event: Event) -> dict[str, str]:
         "event-id": event.event_id,  # the same at every delivery: drop what you have seen
         "event-type": event.event_type,
         "occurred-at": event.occurred_at.isoformat(),
-        "aggregate-type": "" if event.aggregate_type == GLOBAL else event.aggregate_type,
-        "aggregate-id": event.aggregate_id,
-        "tenant-id": event.tenant_id,
-        "event-key": event.key,
     }
-    return {name: value for name, value in found.items() if value}
+    if event.aggregate_type != GLOBAL:
+        found["aggregate-type"] = event.aggregate_type
+    for name, field in OPTIONAL:
+        if value := getattr(event, field):
+            found[name] = value
+    return found
 
 
 def _attributes(event: Event, source: str) -> dict[str, str]:

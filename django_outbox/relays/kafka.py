@@ -51,6 +51,7 @@ OF_BATCH: Final = {
     KafkaError.RECORD_LIST_TOO_LARGE,
     KafkaError.INVALID_RECORD,
 }
+FOR_GOOD: Final = OF_BATCH - {KafkaError.INVALID_RECORD} | {KafkaError.TOPIC_EXCEPTION}
 UNKNOWN: Final = {KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART}
 # The client remembers these of a topic and refuses further messages without asking the cluster.
 REMEMBERED: Final = {*UNKNOWN, KafkaError.TOPIC_AUTHORIZATION_FAILED}
@@ -252,18 +253,13 @@ class Kafka(Backend):
                 f". It has {len(message.body)} bytes, more than the client's message.max.bytes or "
                 "the topic's max.message.bytes; raise both."
             )
-        if code in OF_BATCH:
-            return Together(
-                Refused(text) if code == KafkaError.INVALID_RECORD else Unrecoverable(text)
-            )
-        if code == KafkaError.TOPIC_EXCEPTION:
-            return Unrecoverable(text)
         if code in UNKNOWN:
-            return Refused(
+            text = (
                 f"The topic {topic!r} does not exist, or this user may not see it; create it, or "
                 "grant the permission to describe it."
             )
-        return Refused(text)
+        outcome = (Unrecoverable if code in FOR_GOOD else Refused)(text)
+        return Together(outcome) if code in OF_BATCH else outcome
 
     def _away(self, began: float, otherwise: str) -> str:
         why = self._fault if self._faulty_at >= began else otherwise

@@ -25,7 +25,7 @@ from .backend import Backend, Message, Outcome, Refused, expect
 from .envelope import headers_of
 
 CONNECT: Final = 5.0  # seconds for a connection's handshake
-OURS: Final = ("retry", "retry_on_error", "retry_on_timeout")
+OURS: Final = {"retry", "retry_on_error", "retry_on_timeout"}
 OF_SERVER: Final = (
     exceptions.BusyLoadingError,
     exceptions.ClusterDownError,
@@ -51,9 +51,8 @@ class Stream(Backend):
         super().__init__(timeout=timeout)
         is_valid = maxlen is None or (type(maxlen) is int and maxlen > 0)
         expect("maxlen", maxlen, is_valid, "a number of entries, or None")
-        for name in OURS:
-            if name in options:
-                raise ValueError(f"{name} cannot be set: the relay retries by itself.")
+        for name in OURS & options.keys():
+            raise ValueError(f"{name} cannot be set: the relay retries by itself.")
         self._maxlen, self._url, self._options = maxlen, url, options
         self._client = self._made()
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.test import override_settings
 
 from tests import brokers
 from tests.relay_adapters import Consumer, Stream
@@ -71,10 +72,12 @@ def compared(name: str, target: Any, bar: float, scale: Scale, witness: Witness)
 
 def relay(settings: dict[str, Any], witness: Witness) -> float:
     """Have a worker send a backlog; return events a second from its first batch to its settles."""
-    fill()
-    witness.clear()
     own = {"EVENTS": [PLACE], "TO": "{event_type}", **settings}
-    with WorkerProcess(RELAYS={QUEUE.removeprefix("relay."): own}) as worker:
+    outbox = {"RELAYS": {QUEUE.removeprefix("relay."): own}}
+    with override_settings(OUTBOX=outbox):  # whoever writes knows the relay, too
+        fill()
+    witness.clear()
+    with WorkerProcess(**outbox) as worker:
         end = worker.wait_until_settled()
     batches = [(int(count), at) for count, at in witness.lines()]
     first, began = batches[0]

@@ -16,13 +16,13 @@ from pathlib import Path
 from tests.rules import Rule, Text
 
 CODE_LINES = {
-    "django_outbox": 23_191,
+    "django_outbox": 23_190,
     "django_outbox/admin": 2_158,
-    "django_outbox/relays": 2_254,
+    "django_outbox/relays": 2_253,
     "django_outbox/sql": 2_083,
 }
 MODULES = 198  # of the package, migrations among them
-TEST_LINES = 73_522  # of all Python files below tests, comments and blank lines among them
+TEST_LINES = 73_521  # of all Python files below tests, comments and blank lines among them
 PAGES, WORDS = 48, 64_983  # below docs
 NO_CODE = {
     tokenize.COMMENT,
