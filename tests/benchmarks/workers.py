@@ -61,7 +61,7 @@ class WorkerProcess:
         left = OutboxEvent.objects.filter(available_at__isnull=False)
         if keys:
             left = OutboxEvent.objects.pending().filter(key__startswith=keys)
-        return self.wait_for(lambda: not left.exists(), "end of the backlog")
+        return self.wait_for(lambda: not left.exists(), "end of the backlog", every=0.02)
 
 
 def environment() -> dict[str, str]:
