@@ -333,15 +333,16 @@ def records(servers: str, topic: str = "orders") -> list[Any]:
     consumer = confluent.Consumer({"bootstrap.servers": servers, "log_level": 0, **options})
     found: list[Any] = []
     try:
-        partitions = consumer.list_topics(topic, timeout=20).topics[topic].partitions
-        for number in sorted(partitions):
-            consumer.assign([confluent.TopicPartition(topic, number, 0)])
-            while (each := wait_until(lambda: consumer.poll(0.1))).error() is None:
-                found.append(each)
-            assert each.error().code() == confluent.KafkaError._PARTITION_EOF, each.error()
+        left = {*consumer.list_topics(topic, timeout=20).topics[topic].partitions}
+        consumer.assign([confluent.TopicPartition(topic, number, 0) for number in left])
+        while left:
+            found.append(each := wait_until(lambda: consumer.poll(0.1)))
+            if (error := each.error()) is not None:
+                assert error.code() == confluent.KafkaError._PARTITION_EOF, error
+                left.remove(found.pop().partition())
     finally:
         consumer.close()
-    return found
+    return sorted(found, key=lambda each: each.partition())
 
 
 class Way:

@@ -273,7 +273,8 @@ class Kafka(Broker):
         return {"BACKEND": backend, "TO": PLACE, "OPTIONS": options}
 
     def prepare(self) -> None:
-        self.server.cluster.create(PLACE, partitions=8)
+        # It drops the oldest of a partition with more than 5 MB.
+        self.server.cluster.create(PLACE, partitions=64)
 
     def refuse(self, why: str) -> None:
         self.server.cluster.fail_topic(PLACE, mock_kafka.UNKNOWN_TOPIC)
