@@ -117,7 +117,7 @@ class Claims:
         for each in self._dead(new):
             self._pools.settle(each)
         self._pools.put([each for each in new if not each.decided])
-        if len(new) < SMALL_CLAIM:
+        if len(new) < SMALL_CLAIM and self._gates:
             yield Wait(0)  # let the threads that wait for them run first
         return found
 
