@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
@@ -23,37 +23,34 @@ STRICT = ["REPEATABLE READ", "SERIALIZABLE"]
 ONCE = outbox.Fixed(0.02, max_attempts=1)
 
 
-def skip_sqlite() -> None:
-    if connection.vendor == "sqlite":
-        pytest.skip("SQLite has one level")
+def needs(vendor: str, why: str) -> None:
+    if connection.vendor != vendor:
+        pytest.skip(why)
 
 
 @contextmanager
-def role_default(level: str) -> Iterator[None]:
-    """Let new sessions of our role begin at this level, in this test's database only."""
-    name = connection.ops.quote_name(connection.settings_dict["NAME"])
+def role_default(name: str, value: str) -> Iterator[None]:
+    """Let new sessions of our role begin with this setting, in this test's database only."""
+    database = connection.ops.quote_name(connection.settings_dict["NAME"])
+    change = f"ALTER ROLE CURRENT_USER IN DATABASE {database}"
     with connection.cursor() as cursor:
-        cursor.execute(
-            f"ALTER ROLE CURRENT_USER IN DATABASE {name} SET default_transaction_isolation = %s",
-            [level.lower()],
-        )
+        cursor.execute(f"{change} SET {name} = %s", [value])
     connection.close()
     try:
         yield
     finally:
         with connection.cursor() as cursor:
-            cursor.execute(
-                f"ALTER ROLE CURRENT_USER IN DATABASE {name} RESET default_transaction_isolation"
-            )
+            cursor.execute(f"{change} RESET {name}")
         connection.close()
 
 
 @pytest.fixture(params=STRICT)
 def strict(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Make sessions begin at a stricter level, without Django's ``isolation_level``."""
-    skip_sqlite()
+    if connection.vendor == "sqlite":
+        pytest.skip("SQLite has one level")
     if connection.vendor == "postgresql":
-        with role_default(request.param):
+        with role_default("default_transaction_isolation", request.param.lower()):
             yield request.param
         return
     options = {
@@ -78,16 +75,25 @@ def level(asked: Any) -> str:
 
 def levels_of_engine() -> tuple[str, str]:
     """Return the isolation of a single statement, and of one in a transaction."""
-    own = engine_connection("default", lock_wait=1)
-    try:
+    with closing(engine_connection("default", lock_wait=1)) as own:
         alone = level(own)
         own.set_autocommit(False)
         inside = level(own)
         own.rollback()
         own.set_autocommit(True)
-    finally:
-        own.close()
     return alone, inside
+
+
+def shown_by_engine_and_yours(setting: str) -> tuple[str, str]:
+    """Return what a setting of PostgreSQL is for the engine, and for an application."""
+
+    def show(asked: Any) -> str:
+        with closing(asked), asked.cursor() as cursor:
+            cursor.execute(f"SHOW {setting}")
+            return str(cursor.fetchone()[0])
+
+    engine = in_thread(lambda: show(engine_connection("default", lock_wait=1))).result(20)
+    return engine, in_thread(lambda: show(connection)).result(20)
 
 
 # -- the worker's connections ----------------------------------------------------------------------
@@ -101,8 +107,7 @@ def test_engine_connections_are_read_committed_whatever_the_default(strict: str)
 def test_engine_connections_are_read_committed_whatever_the_url_asks_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    if connection.vendor != "postgresql":
-        pytest.skip("only libpq takes options")
+    needs("postgresql", "only libpq takes options")
     mine = {
         **connections.settings["default"]["OPTIONS"],
         "options": r"-c default_transaction_isolation=repeatable\ read -c work_mem=5MB",
@@ -115,44 +120,32 @@ def test_engine_connections_are_read_committed_whatever_the_url_asks_for(
 
 def test_their_statements_are_never_compiled() -> None:
     """With scans switched off, the estimated cost would trigger it even for three rows."""
-    if connection.vendor != "postgresql":
-        pytest.skip("only PostgreSQL compiles statements")
+    needs("postgresql", "only PostgreSQL compiles statements")
+    assert shown_by_engine_and_yours("jit") == ("off", "on")
 
-    def jit(asked: Any) -> str:
-        with asked.cursor() as cursor:
-            cursor.execute("SHOW jit")
-            return str(cursor.fetchone()[0])
 
-    def of_engine() -> str:
-        own = engine_connection("default", lock_wait=1)
-        try:
-            return jit(own)
-        finally:
-            own.close()
-
-    assert in_thread(of_engine).result(20) == "off"
-    assert in_thread(lambda: jit(connection)).result(20) == "on"  # yours keeps the server's value
+def test_their_sessions_may_be_idle_whatever_the_default() -> None:
+    """Where the server ends idle sessions, each thread of a worker reported a broken one."""
+    needs("postgresql", "only PostgreSQL has the setting")
+    with role_default("idle_session_timeout", "30s"):
+        assert shown_by_engine_and_yours("idle_session_timeout") == ("0", "30s")
 
 
 def test_behind_a_transaction_pooler_they_are_too(
     strict: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Session settings and startup options are ruled out: the pool would pass them on."""
-    if connection.vendor != "postgresql":
-        pytest.skip("Django has its mark of a transaction pooler for PostgreSQL alone")
+    needs("postgresql", "Django has its mark of a transaction pooler for PostgreSQL alone")
     monkeypatch.setitem(connections.settings["default"], "DISABLE_SERVER_SIDE_CURSORS", True)
 
     def ask() -> tuple[tuple[str, str], str, Any]:
         found = levels_of_engine()
-        own = engine_connection("default", lock_wait=1)
-        try:
+        with closing(engine_connection("default", lock_wait=1)) as own:
             single = level(own)
             with own.connection.cursor() as cursor:  # the driver's cursor, without our wrapper
                 cursor.execute("SHOW transaction_isolation")
                 session = cursor.fetchone()[0]
             return found, single, (session, own.settings_dict["OPTIONS"].get("options"))
-        finally:
-            own.close()
 
     found, single, (session, options) = in_thread(ask).result(20)
     assert found == ("READ COMMITTED", "READ COMMITTED")
@@ -164,20 +157,16 @@ def test_behind_a_transaction_pooler_they_are_too(
 def test_behind_a_pooler_an_error_leaves_no_transaction(
     strict: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if connection.vendor != "postgresql":
-        pytest.skip("Django has its mark of a transaction pooler for PostgreSQL alone")
+    needs("postgresql", "Django has its mark of a transaction pooler for PostgreSQL alone")
     monkeypatch.setitem(connections.settings["default"], "DISABLE_SERVER_SIDE_CURSORS", True)
 
     def ask() -> str:
-        own = engine_connection("default", lock_wait=1)
-        try:
+        with closing(engine_connection("default", lock_wait=1)) as own:
             with own.cursor() as cursor:
                 with pytest.raises(Exception, match="nowhere"):
                     cursor.execute("SELECT nothing FROM nowhere")
                 cursor.execute("SELECT 1")
             return str(own.connection.info.transaction_status.name)
-        finally:
-            own.close()
 
     assert in_thread(ask).result(20) == "IDLE"
 
@@ -244,8 +233,7 @@ def test_a_renewed_lease_breaks_no_atomic_listener(settings: Any, strict: str, b
 
 def test_a_connection_is_asked_once_where_it_is_read_committed() -> None:
     """A call of an atomic listener must not cost a round trip."""
-    if connection.vendor != "postgresql":
-        pytest.skip("MySQL is told before each transaction")
+    needs("postgresql", "MySQL is told before each transaction")
     sent: list[str] = []
 
     def note(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
@@ -268,8 +256,7 @@ def test_a_connection_is_asked_once_where_it_is_read_committed() -> None:
 
 def test_a_session_that_ended_while_idle_costs_an_atomic_listener_nothing() -> None:
     """MySQL gets the level before each transaction; that statement notices a dead session."""
-    if connection.vendor != "mysql":
-        pytest.skip("elsewhere nothing is sent before the listener's own first statement")
+    needs("mysql", "elsewhere nothing is sent before the listener's own first statement")
 
     def begin_twice() -> None:
         for event_id in ("before", "after"):
