@@ -13,8 +13,8 @@ from django_outbox.worker.settler import SettleLog
 from tests.unit.scripted import Clock, lease
 
 
-def decision(answer: Any) -> Decision:
-    return decide(answer, attempts=0, policy=Fixed(0), max_attempts=20, age=0.0)
+def decision(answer: Any, *, max_attempts: int = 20) -> Decision:
+    return decide(answer, attempts=0, policy=Fixed(0), max_attempts=max_attempts, age=0.0)
 
 
 def test_retries_of_a_listener_are_one_warning_a_minute(
@@ -59,3 +59,13 @@ def test_no_error_is_empty(
     assert line.startswith(f"{outcome} event_id=a ")
     assert f"{line} ".count("= ") == 0
     assert [*map(first_line, (LookupError(), ValueError("no\nmore")))] == ["LookupError", "no"]
+
+
+def test_an_error_has_its_traceback_at_debug_alone(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(LookupError) as raised:
+        raise LookupError
+    for level, tracebacks in ((logging.INFO, 0), (logging.DEBUG, 2)):
+        caplog.set_level(level, "django_outbox")
+        for limit in (1, 20):  # it is dead, or retried
+            SettleLog("default").report([(lease(), decision(raised.value, max_attempts=limit))])
+        assert sum("Traceback" in each for each in caplog.messages) == tracebacks
