@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import signal
-from contextlib import suppress
+import sys
+from contextlib import closing, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -99,18 +100,16 @@ def test_38_a_dead_process_is_replaced_with_backoff(site: Site) -> None:
     assert not OutboxEvent.objects.leased().exists()
 
 
-@pytest.mark.parametrize(("number", "group"), [(signal.SIGTERM, False), (signal.SIGINT, True)])
-def test_444_a_signal_lets_every_process_finish_what_runs(
-    site: Site, number: int, group: bool
-) -> None:
-    """Ctrl-C in a terminal reaches the children too; it is still a soft stop."""
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_38_444_a_signal_lets_every_process_finish_what_runs(site: Site, number: int) -> None:
+    """Ctrl-C in a terminal reaches the children too; those of a killed supervisor end alone."""
     with site.worker(*TWO, WORKERS=1) as child:
         running(child)
         write(MANY, "reach.slow", payload={"seconds": 0.2})
         started(1)
         processes = child.children
-        child.tell(number, group=group)
-        assert child.wait() == 0
+        child.tell(number, group=number == signal.SIGINT)
+        assert child.wait() == (-number if number == signal.SIGKILL else 0)
         all_gone(processes)
     assert phases()["start"] == phases()["end"]
     done = len(phases()["end"])
@@ -118,16 +117,14 @@ def test_444_a_signal_lets_every_process_finish_what_runs(
     nothing_is_left()
 
 
-def test_38_children_of_a_killed_supervisor_end_by_themselves(site: Site) -> None:
-    with site.worker(*TWO, WORKERS=1) as child:
-        running(child)
-        write(MANY, "reach.slow", payload={"seconds": 0.2})
-        started(1)
-        processes = child.children
-        child.tell(signal.SIGKILL)
-        child.wait()
-        all_gone(processes)
-    assert phases()["start"] == phases()["end"]
+@pytest.mark.parametrize(("options", "shown"), [("", 1), ("--processes 2", 2)])
+def test_a_worker_needs_no_open_stream(
+    options: str, shown: int, database_env: dict[str, str], tmp_path: Path
+) -> None:
+    command = f"exec {sys.executable} -m django outbox_worker {options} <&- >&- 2>&-"
+    with closing(Child(["sh", "-c", command], database_env, tmp_path / "log")) as child:
+        workers_show(shown)
+        assert child.stop() == 0
     nothing_is_left()
 
 
