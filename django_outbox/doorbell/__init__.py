@@ -90,8 +90,7 @@ class _Notifier:
 
     def _back_off(self, now: float, error: Exception) -> None:
         if not self._failures:
-            reason = first_line(error)
-            logger.warning("doorbell failed; events arrive by polling error=%s", reason)
+            logger.warning("doorbell failed; events arrive by polling error=%s", first_line(error))
         first, most = BACKOFF
         self._not_before = now + min(first * 2.0 ** min(self._failures, 10), most)
         self._failures += 1
@@ -112,9 +111,8 @@ class _Unusable:
 
 @cache
 def _notifier(alias: str) -> _Notifier | None:
-    doorbell: Doorbell | None
     try:
-        doorbell = create_doorbell(alias)
+        doorbell: Doorbell | None = create_doorbell(alias)
     except ImproperlyConfigured as error:
         doorbell = _Unusable(error)
     return None if doorbell is None else _Notifier(doorbell, current().DOORBELL_INTERVAL)

@@ -11,7 +11,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -21,7 +21,9 @@ from .base import Ear, database_identity
 logger = logging.getLogger("django_outbox")
 
 WARN_EVERY = 60.0  # seconds between two warnings, at least
-FILES = Path("/proc/self/fd")  # of Linux, which takes addresses of 107 bytes
+FILES = Path("/proc/self/fd")  # of Linux: the address of a socket is short by way of them
+# Bytes of a directory without them: macOS takes 103, of which a slash and the name are 31.
+MAX_DIRECTORY = 72
 
 
 class Local:
@@ -29,7 +31,7 @@ class Local:
 
     A process that may create a socket there may notify the workers, and do nothing else to them.
     ``directory`` must exist, and its mode decides which users share it. Without it the directory
-    is private to the user of the process.
+    is private to the user of the process, as where its path is too long for a socket.
     """
 
     def __init__(self, alias: str, *, directory: str | None = None) -> None:
@@ -54,26 +56,32 @@ class Local:
     def _report(self, faulty: dict[str, OSError]) -> None:
         """Log sockets not reported before; two threads at the same time may log twice."""
         new = [*faulty.keys() - self._faulty]
-        now = time.monotonic()
-        if not new or now < self._warn_at:
+        if new and (now := time.monotonic()) >= self._warn_at:
+            self._faulty, self._warn_at = frozenset(faulty), now + WARN_EVERY
+            logger.warning(
+                "some workers could not be woken; they poll socket=%s sockets=%d error=%s",
+                new[0],
+                len(new),
+                faulty[new[0]],
+            )
+        else:
             self._faulty &= faulty.keys()
-            return
-        self._faulty, self._warn_at = frozenset(faulty), now + WARN_EVERY
-        logger.warning(
-            "some workers could not be woken; they poll socket=%s sockets=%d error=%s",
-            new[0],
-            len(new),
-            faulty[new[0]],
-        )
 
     def ear(self) -> Ear:
+        if self._given is not None and _is_too_long(self._given):
+            logger.warning(
+                'OUTBOX["DOORBELL"]["directory"] too long for sockets; using a private one path=%s',
+                self._given,
+            )
         return LocalEar(self, self._prefix)
 
     def directory(self) -> Path:
         """Return the directory of the sockets: the given one, or one private to this user."""
-        if self._given is not None:
+        if self._given is not None and not _is_too_long(self._given):
             return self._given
-        path = Path(tempfile.gettempdir()) / f"django_outbox_{os.getuid()}"
+        path = Path(tempfile.gettempdir(), f"django_outbox_{os.getuid()}")
+        if _is_too_long(path):
+            path = Path("/tmp", path.name)  # noqa: S108 - its owner and mode are checked
         path.mkdir(mode=0o700, exist_ok=True)
         found = path.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
@@ -86,23 +94,22 @@ class LocalEar:
 
     def __init__(self, doorbell: Local, prefix: str) -> None:
         self._doorbell, self._prefix = doorbell, prefix
-        self._socket: socket.socket | None = None
-        self._path: Path | None = None
+        self._open = ExitStack()  # the socket, and its file
 
     def listen(self) -> None:
         self.close()
         directory = self._doorbell.directory()
         name = f"{self._prefix}{os.getpid()}.{secrets.token_hex(3)}"
-        self._socket = _datagram_socket()
+        self._socket = self._open.enter_context(_datagram_socket())
         # Writers must not find the socket under its name before they may write to it.
         self._path = directory / f".{name}"
+        self._open.callback(lambda: self._path.unlink(missing_ok=True))
         with _address(self._path) as address:
             self._socket.bind(address)
         _set_mode(self._path, directory.stat().st_mode)
         self._path = self._path.rename(directory / name)
 
     def wait(self, timeout: float) -> bool:
-        assert self._socket is not None and self._path is not None
         self._socket.settimeout(timeout)
         try:
             self._socket.recv(16)
@@ -117,12 +124,7 @@ class LocalEar:
         return True
 
     def close(self) -> None:
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
-        if self._path is not None:
-            self._path.unlink(missing_ok=True)
-            self._path = None
+        self._open.close()
 
 
 def _set_mode(path: Path, directory_mode: int) -> None:
@@ -130,8 +132,7 @@ def _set_mode(path: Path, directory_mode: int) -> None:
 
     Never follows a link: in a shared directory another user could replace the socket by one.
     """
-    group, others = directory_mode & stat.S_IWGRP, directory_mode & stat.S_IWOTH
-    mode = 0o600 | (0o060 if group else 0) | (0o006 if others else 0)
+    mode = 0o600 | 3 * (directory_mode & 0o022)  # to write, and to read as well
     if os.chmod in os.supports_follow_symlinks:
         os.chmod(path, mode, follow_symlinks=False)  # noqa: PTH101 - Path.chmod is not safer
         return
@@ -158,6 +159,10 @@ def _send(sender: socket.socket, path: Path) -> None:
             # Its worker was killed. In a sticky directory only that worker's user may remove it.
             with suppress(PermissionError):
                 path.unlink()
+
+
+def _is_too_long(directory: Path) -> bool:
+    return len(os.fsencode(directory)) > MAX_DIRECTORY and not FILES.exists()
 
 
 @contextmanager

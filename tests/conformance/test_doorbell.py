@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +70,7 @@ def test_notify_comes_from_the_writer_after_its_commit(settings: Any) -> None:
     needs_postgres()
     settings.OUTBOX = {"DOORBELL": "postgres", "DOORBELL_INTERVAL": 0}
     me = connection.connection.info.backend_pid if connection.connection else None
-    own = engine_connection("default", lock_wait=1)
-    try:
+    with closing(engine_connection("default", lock_wait=1)) as own:
         bell = doorbell._notifier("default").doorbell  # type: ignore[union-attr]
         listen(own, bell.channel)  # type: ignore[attr-defined]
         with transaction.atomic():
@@ -82,8 +82,6 @@ def test_notify_comes_from_the_writer_after_its_commit(settings: Any) -> None:
         with connection.cursor() as cursor:  # changed for the notification only
             cursor.execute("SHOW synchronous_commit")
             assert cursor.fetchone() == ("on",)
-    finally:
-        own.close()
 
 
 def test_18_a_lost_listen_session_is_made_again(settings: Any) -> None:
@@ -112,11 +110,8 @@ def test_18_what_was_written_while_nobody_listened_is_caught_up(settings: Any) -
         wait_until(listeners, what="LISTEN")
         for _ in range(3):
             with connection.cursor() as cursor:
-                cursor.execute(
-                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-                    "WHERE query LIKE 'LISTEN%%' AND datname = current_database()",
-                    [],
-                )
+                for pid in listeners():
+                    cursor.execute("SELECT pg_terminate_backend(%s)", [pid])
             (event_id,) = insert()  # without a notification
             wait_until(lambda event_id=event_id: event_id in seen, within=20, what="caught up")
 
