@@ -61,9 +61,9 @@ def a_dead_head(*, died: float, behind: float) -> OutboxEvent:
     return OutboxEvent.objects.dead().get()
 
 
-def ages() -> dict[str, float]:
-    """Return the gauge by kind."""
-    return {of[0]: age for name, of, age in query_samples("default") if name == "held_seconds"}
+def gauge(name: str = "held_seconds") -> dict[str, float]:
+    """Return the values of a gauge by label."""
+    return {"".join(of): value for each, of, value in query_samples("default") if each == name}
 
 
 @pytest.mark.parametrize("kind", ["queue", "breaker", "event_type", "listener", "stream"])
@@ -82,7 +82,10 @@ def test_what_is_held_is_neither_due_nor_late(kind: str) -> None:
     assert (hold["kind"], hold["name"], hold["by"]) == (kind, "hooks", "ada")
     assert (hold["events"], hold["streams"], hold["reason"]) == (2, 1, "printer down")
     assert hold["age"] == pytest.approx(1800, abs=60)
-    assert ages() == {**dict.fromkeys(KINDS, 0), kind: pytest.approx(1800, abs=60)}
+    assert gauge() == {**dict.fromkeys(KINDS, 0), kind: pytest.approx(1800, abs=60)}
+    late = pytest.approx(5, abs=50)
+    assert gauge("lag_seconds") == {"": late}
+    assert gauge("queue_oldest_due_age_seconds") == {"default": late, "hooks": 0}
 
 
 @pytest.mark.parametrize(("since", "due", "age"), [(3600, 600, 600), (600, 3600, 600), (9, -60, 0)])
@@ -122,7 +125,7 @@ def test_check_fails_if_no_planned_end_is_to_come(
     insert(1, queue=held_by(kind, until=until), due=-age)
     assert check() == exit_code
     assert check("--max-held=1h") == 0
-    assert (ages()[kind] > 900) is bool(exit_code)
+    assert (gauge()[kind] > 900) is bool(exit_code)
 
 
 def test_a_planned_pause_of_a_queue_holds_what_its_open_breaker_would() -> None:
@@ -151,9 +154,9 @@ def test_a_dead_head_holds_what_is_behind_it(died: int, behind: int, settings: A
     a_dead_head(died=died, behind=behind)
     assert (ask()["held"], check()) == (0, 0)  # dead events hold nothing
     settings.OUTBOX = BLOCK
-    assert (ask()["held"], ages()["dead"]) == (1, pytest.approx(1500, abs=60))
+    assert (ask()["held"], gauge()["dead"]) == (1, pytest.approx(1500, abs=60))
     OutboxEvent.objects.pending().delete()
-    assert (ask()["held"], ages()["dead"]) == (0, 0)
+    assert (ask()["held"], gauge()["dead"]) == (0, 0)
 
 
 def test_holds_cost_a_scrape_one_statement(settings: Any) -> None:
