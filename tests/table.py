@@ -20,7 +20,7 @@ from django_outbox.events import least_id, new_id, stream_of
 from django_outbox.listeners import registry
 from django_outbox.listeners.error_texts import normalised
 from django_outbox.listeners.history import Entry, entries, with_entries
-from django_outbox.listeners.outcomes import Decision
+from django_outbox.listeners.outcomes import Decision, Status
 from django_outbox.listeners.queues import row_id
 from django_outbox.models import OutboxEvent, OutboxStream
 from django_outbox.sql import dialect_of, engine_connection
@@ -89,6 +89,15 @@ def insert(
     others = [next_id() for _ in range(count - 1)]
     multiply(first, others, counted=counted)
     return [first.event_id, *others]
+
+
+def dead(
+    count: int = 1, error: str | None = "ValueError: no", *, ago: float = 0, **columns: Any
+) -> list[str]:
+    """Insert rows that died that many seconds ago; return their ids."""
+    at = now() - timedelta(seconds=ago)
+    given = {"status": Status.DEAD, "done_at": at, "attempts": 3, "last_error": error, **columns}
+    return insert(count, due=None, **given)
 
 
 # A JSON list as rows of a value and its number, from 1.

@@ -23,7 +23,7 @@ from django_outbox.models import OutboxEvent, OutboxInbox, OutboxQuerySet, Outbo
 from django_outbox.sql import dialect_of
 from tests.cases import cases
 from tests.samples import DOCS
-from tests.table import insert, keyed, listening, now, row, statuses
+from tests.table import dead, insert, keyed, listening, now, row, statuses
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -39,18 +39,6 @@ def run(command: str, *arguments: str) -> str:
 
 def replay(*arguments: str) -> str:
     return run("outbox_replay", *arguments)
-
-
-def dead(count: int = 1, *, ago: float = 60, **columns: Any) -> list[str]:
-    at = now() - timedelta(seconds=ago)
-    given = {
-        "status": DEAD,
-        "done_at": at,
-        "attempts": 3,
-        "last_error": "ValueError: no",
-        **columns,
-    }
-    return insert(count, due=None, **given)
 
 
 def left() -> set[str]:
@@ -99,8 +87,8 @@ FILTERS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
 @pytest.mark.parametrize("name", FILTERS)
 def test_j21_465_a_filter_chooses(name: str) -> None:
     given, columns = FILTERS[name]
-    others = dead(3, event_type="a")
-    wanted = dead(2, **{"event_type": "a", **columns})
+    others = dead(3, event_type="a", ago=60)
+    wanted = dead(2, **{"event_type": "a", "ago": 60, **columns})
     assert replay(*given, "--dry-run") == "would replay 2"
     assert replay(*given) == "replayed 2"
     assert left() == {*others}

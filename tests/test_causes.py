@@ -8,7 +8,8 @@ from django.test import override_settings
 from django_outbox.inspection.causes import load_causes
 from django_outbox.listeners.error_texts import LENGTH, error_class, normalised
 from tests.cases import cases
-from tests.conformance.test_causes import FAILED, OTHERS, REFUSED, SAME, dead
+from tests.conformance.test_causes import FAILED, OTHERS, REFUSED, SAME
+from tests.table import dead
 
 pytestmark = pytest.mark.django_db
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from io import StringIO
-from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
 
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent
-from tests.table import PLACED, insert, keyed, listening, now, row, siblings, write
+from tests.table import PLACED, dead, insert, keyed, listening, row, siblings, write
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -29,11 +28,6 @@ def refused(*arguments: str) -> str:
         run(*arguments)
     assert raised.value.returncode == 1
     return str(raised.value)
-
-
-def dead(count: int = 1, error: str | None = "ValueError: no", **columns: Any) -> list[str]:
-    given = {"due": None, "status": DEAD, "done_at": now(), "last_error": error, "attempts": 3}
-    return insert(count, **{**given, **columns})
 
 
 # --- list -----------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ import django_outbox as outbox
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent, OutboxOperation, OutboxStream
 from django_outbox.models.replay import Spacing
-from tests.table import histories, history, insert, keyed, listening, now, row, stream_due_in
+from tests.table import dead, histories, history, keyed, listening, now, row, stream_due_in
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -121,11 +121,6 @@ def test_ticked_events_are_left_alone_at_another_rate(boss: Client) -> None:
     assert 'class="errorlist"' in page.content.decode()
     assert OutboxEvent.objects.dead().count() == 2
     assert not OutboxOperation.objects.exists()
-
-
-def dead(count: int = 1, **columns: Any) -> list[str]:
-    given = {"status": Status.DEAD, "done_at": now(), "attempts": 3, "last_error": "E: no"}
-    return insert(count, due=None, **{**given, **columns})
 
 
 def dead_in_stream(key: str, count: int) -> list[str]:

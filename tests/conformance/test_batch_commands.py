@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 from django.db import connection
 
-from tests.test_batch_commands import dead, replay
+from tests.table import dead
+from tests.test_batch_commands import replay
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

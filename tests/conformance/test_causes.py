@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from django.db import connection
@@ -13,7 +12,7 @@ from django_outbox.inspection.causes import add_examples, add_tenants, find_caus
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent
 from tests.plans import effort
-from tests.table import insert, now
+from tests.table import dead, insert, now
 
 pytestmark = pytest.mark.django_db
 
@@ -61,11 +60,6 @@ OTHERS = {
     ),
     "nothing": ("", "E"),
 }
-
-
-def dead(count: int = 1, error: str | None = "ValueError: no", **columns: Any) -> list[str]:
-    given = {"due": None, "status": Status.DEAD, "done_at": now(), "last_error": error}
-    return insert(count, **{**given, **columns})
 
 
 def test_causes_are_counted_with_their_types_largest_first() -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent, replay
-from tests.table import histories, now, row
-from tests.test_replay_slowly import dead, steps, times
+from tests.table import dead, histories, now, row
+from tests.test_replay_slowly import steps, times
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
