@@ -5,9 +5,11 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
+from django.core.management import call_command
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
+from django_outbox.inspection import causes
 from django_outbox.inspection.causes import add_examples, add_tenants, find_cause, load_causes
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent
@@ -86,6 +88,19 @@ def test_causes_are_counted_with_their_types_largest_first() -> None:
     assert (nameless.count, nameless.example) == (1, "")
     of_rows = load_causes("default", limit=9, rows=OutboxEvent.objects.filter(pk=other))
     assert [(each.title, each.count) for each in of_rows.causes] == [("KeyError: 'sku'", 1)]
+
+
+@pytest.mark.parametrize(("bound", "more"), [(2, "5+ 1+"), (3, "6+ 2+"), (4, "6 2")])
+def test_a_count_of_causes_that_is_ended_is_said_to_be_more(
+    bound: int, more: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(causes, "MAX_GROUPS", bound)
+    for count, error in enumerate(("KeyError", "OSError", "ValueError"), 1):
+        dead(count, error)
+    found = load_causes("default", limit=1)
+    assert f"{found.total} {found.others}" == f"{found.lately} {found.others}" == more
+    call_command("outbox_dead", "list", "--limit=1")
+    assert f"further causes: {more.split()[1]};" in capsys.readouterr().out
 
 
 def test_listeners_that_gave_up_are_named() -> None:
