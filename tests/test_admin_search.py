@@ -68,6 +68,8 @@ def test_an_events_id_finds_all_its_deliveries_and_a_rows_own_that_one() -> None
     ours = make(event_id="01KAW3J5Q8ZV7N2M4X6R9T0BCD")
     for text in (ours.pk, ours.pk.lower(), f" {ours.pk.title()} "):
         assert listed(client, q=text) == [ours.pk]
+    twin = make(event_id=ours.pk.lower())
+    assert listed(client, q=twin.pk) == [twin.pk]
     assert reverse(PAGE, args=[quote(mail)]) in body(client, reverse(LIST), q=mail)
 
 

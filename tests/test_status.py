@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from io import StringIO
 from typing import Any
@@ -20,7 +21,7 @@ from django_outbox.inspection.problems import Limits
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent, OutboxPause, OutboxStatistics, OutboxWorker
 from tests.cases import cases
-from tests.table import insert, now
+from tests.table import insert, now, siblings
 from tests.test_stream_queryset import events, in_ten_minutes, put
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -317,17 +318,17 @@ def test_45_watch_as_json_is_one_line_a_look(three_looks: list[float]) -> None:
 # --- one event ------------------------------------------------------------------------------------
 
 
-def test_the_fate_of_an_event_is_shown_and_of_a_delivery_alone() -> None:
-    insert(event_id="e", listener="order.placed 0")
-    (other,) = insert(listener="order.placed 1")
-    OutboxEvent.objects.filter(pk=other).update(id="e.1", event_id="e")
-    found = ask("--event", "e")["deliveries"]
+@pytest.mark.parametrize("typed", [str, str.lower])
+def test_the_fate_of_an_event_is_shown_and_of_a_delivery_alone(typed: Callable[[str], str]) -> None:
+    stored, mail = siblings(*insert(listener="order.placed 0"), "order.placed 1")
+    event_id = typed(stored)
+    found = ask("--event", event_id)["deliveries"]
     assert [(each["listener"], each["state"]) for each in found] == [
         ("order.placed 0", "waiting"),
         ("order.placed 1", "waiting"),
     ]
-    assert [each["id"] for each in ask("--event", "e.1")["deliveries"]] == ["e.1"]
-    text = run("--event", "e")
+    assert [each["id"] for each in ask("--event", typed(mail))["deliveries"]] == [mail]
+    text = run("--event", event_id)
     for part in ("order.placed 0", "order.placed 1", "waiting", "STATE"):
         assert part in text
 

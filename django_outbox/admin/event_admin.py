@@ -22,7 +22,7 @@ from django.views.decorators.http import require_http_methods
 
 from .. import doorbell
 from ..conf import current
-from ..events import aggregate_label
+from ..events import aggregate_label, spellings
 from ..inspection.fate import fates_of
 from ..models import OutboxEvent, OutboxOperation, OutboxQuerySet
 from ..models.fields import DatabaseNow
@@ -36,7 +36,6 @@ from .read_only import may, reverse
 
 NEIGHBOURS: Final = 3  # deliveries of its key on either side that the page of one shows
 NEAR: Final = 5000  # rows written before one, and after it, among which done ones are searched
-ULID_LENGTH: Final = 26  # characters of an id of ours
 SEARCHED: Final = ("unique_key", "aggregate_id", "tenant_id")
 # Actions offered above the list for all matching events, by the value of the state filter.
 BULK_ACTIONS_BY_STATE: Final = {
@@ -77,9 +76,9 @@ class OutboxEventAdmin(error_groups.CausesAdmin):
         self, request: HttpRequest, queryset: Any, search_term: str
     ) -> tuple[Any, bool]:
         """Find an id of ours by the primary key, in either case; search for all else."""
-        event_id, dot, listener = search_term.strip().partition(".")
-        if len(event_id) == ULID_LENGTH:
-            found = queryset.filter(id__of_event=f"{event_id.upper()}{dot}{listener}")
+        named = spellings(search_term.strip())
+        for event_id in named if len(named) > 1 else ():
+            found = queryset.filter(id__of_event=event_id)
             if found.exists():
                 return found, False
         return super().get_search_results(request, queryset, search_term)

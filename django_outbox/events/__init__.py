@@ -26,6 +26,7 @@ from .validation import (
     is_slot,
     read_only_headers,
     slot_of,
+    spellings,
     split_stream,
     stored_instant,
     stream_of,

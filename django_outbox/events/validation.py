@@ -33,6 +33,7 @@ LANE_LENGTH = 64  # characters
 UNROUTED_LANE = "?"
 SLOT_PREFIX = 14  # characters before the name in a slot: the mark, a digest and a colon
 STREAM_LENGTH = 320  # a lane, a colon and a key
+ULID_LENGTH: Final = 26  # characters of an id of ours
 ROW_ID_LENGTH = 49  # an event id, a dot and the digest of a listener
 RECEIVED_LENGTHS: Mapping[str, int] = {"source": 128, "message_id": 255}  # in the inbox
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
@@ -73,6 +74,13 @@ def _is_usual(given: Any, most: int) -> bool:
 def identity(value: Any) -> Any:
     """Return an int or UUID as text, others unchanged; so is a bool, which is refused later."""
     return str(value) if isinstance(value, (int, UUID)) and not isinstance(value, bool) else value
+
+
+def spellings(event_id: str) -> list[str]:
+    """Return the ids that may be meant, in order: a ULID may be given in lower case."""
+    ulid, dot, listener = event_id.partition(".")
+    upper = f"{ulid.upper()}{dot}{listener}"
+    return [event_id, upper] if len(ulid) == ULID_LENGTH else [event_id]
 
 
 def aggregate_label(aggregate_type: str, aggregate_id: str | None) -> str:

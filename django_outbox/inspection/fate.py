@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from django.db import router
 
-from ..events import ROW_ID_LENGTH, exact_text, is_slot
+from ..events import ROW_ID_LENGTH, exact_text, is_slot, spellings
 from ..listeners import registry
 from ..listeners.history import first_line
 from ..listeners.outcomes import COALESCED, DISCARDED, UNSETTLED, Status
@@ -90,7 +90,8 @@ def fate(event_id: str, *, using: str | None = None) -> list[Fate]:
             print(each)  # order.placed mail held by queue letters: printer down
     """
     text = exact_text("event_id", event_id, most=ROW_ID_LENGTH)
-    return fates_of(text, using or router.db_for_write(OutboxEvent))
+    alias = using or router.db_for_write(OutboxEvent)
+    return next(filter(None, (fates_of(each, alias) for each in spellings(text))), [])
 
 
 def fates_of(event_id: str, alias: str) -> list[Fate]:

@@ -15,6 +15,7 @@ from django.utils.dateparse import parse_datetime
 from django.utils.timezone import is_naive, make_aware
 
 from ..conf import CENTURY
+from ..events import spellings
 from ..inspection.causes import DIGEST_LENGTH, find_cause
 from ..models import OutboxEvent, OutboxQuerySet, missing_table, replay
 from ..queue_settings import is_rate
@@ -296,8 +297,8 @@ def dead(rows: OutboxQuerySet, options: dict[str, Any], now: datetime) -> Outbox
 
 def naming_none(ids: Iterable[str], rows: OutboxQuerySet) -> list[str]:
     """Return those of the ids that name none of these rows."""
-    named = {each for pair in rows.values_list("pk", "event_id") for each in pair} if ids else ()
-    return [each for each in dict.fromkeys(ids) if each not in named]
+    named = {each for pair in rows.values_list("pk", "event_id") for each in pair} if ids else set()
+    return [each for each in dict.fromkeys(ids) if named.isdisjoint(spellings(each))]
 
 
 def unknown_ids(ids: Iterable[str]) -> str:

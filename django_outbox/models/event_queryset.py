@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Final
 
 from django.db import models
 from django.db.models import Exists, OuterRef, Q
+from django.dispatch import Signal
 
 from ..conf import Settings, current
+from ..events import spellings
 from ..listeners.outcomes import UNSETTLED, Status
 from ..signals import announce, events_discarded, events_purged, events_replayed
 from .deliver_to import deliver_parts, registered
@@ -21,6 +23,7 @@ from .queryset import TableQuerySet
 from .replay import (
     ALONE,
     BATCH_SIZE,
+    Change,
     Spacing,
     alone,
     change_waiting,
@@ -59,14 +62,17 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
 
     def with_ids(self, ids: Iterable[str]) -> OutboxQuerySet:
         """Return the rows that these ids name: an event's id all its rows, a row's own this row."""
-        found: list[str] = []
-        every, given = self._all_rows(), [*dict.fromkeys(ids)]
-        for start in range(0, len(given), IDS_PER_QUERY):
+        every, given = self._all_rows(), [spellings(str(each)) for each in ids]
+        texts = [*dict.fromkeys(text for each in given for text in each)]
+        found = dict[str, str]()  # the event's id, by the row's
+        for start in range(0, len(texts), IDS_PER_QUERY):
             named = Q()
-            for each in given[start : start + IDS_PER_QUERY]:
+            for each in texts[start : start + IDS_PER_QUERY]:
                 named |= Q(pk=each) | _of_event(each)
-            found += every.filter(named).values_list("pk", flat=True)
-        return self.filter(pk__in=found)
+            found.update(every.filter(named).values_list("pk", "event_id"))
+        stored = {*found, *found.values()}
+        meant = {next((text for text in each if text in stored), "") for each in given}
+        return self.filter(pk__in=[pk for pk, of in found.items() if {pk, of} & meant])
 
     def pending(self) -> OutboxQuerySet:
         """Return events that are not finished: NEW or RETRY."""
@@ -136,7 +142,8 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
         """
         spacing = Spacing(rate) if isinstance(rate, str) else rate
         act, batches = acting(Kind.REPLAY, by, self), self.dead_batches(size=size)
-        return (each._replay_dead(act, spacing) for each in batches)
+        replay = partial(replay_rows, by=act.by, spacing=spacing)
+        return (each._change_dead(replay, act, events_replayed) for each in batches)
 
     def deliver_to(self, title: str, *, rate: str | None = None, by: By = "") -> int:
         """Deliver these to a listener that was added after they were written; return how many.
@@ -154,8 +161,8 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
 
     def discard_batches(self, *, size: int = BATCH_SIZE, by: By = "") -> Iterator[int]:
         """Delete the dead events among these, as ``replay_batches`` replays them."""
-        act = acting(Kind.DISCARD, by, self)
-        return (each._discard_dead(act) for each in self.dead_batches(size=size))
+        act, batches = acting(Kind.DISCARD, by, self), self.dead_batches(size=size)
+        return (each._change_dead(delete_rows, act, events_discarded) for each in batches)
 
     def dead_batches(
         self, *, size: int = BATCH_SIZE, after: str = "", until: datetime | None = None
@@ -226,8 +233,7 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
 
     def purge(self) -> int:
         """Delete the finished events among these that are past their retention; return how many."""
-        count = sum(self.purge_batches())
-        if count:
+        if count := sum(self.purge_batches()):
             announce(events_purged, sender=self._write_alias(), count=count)
         return count
 
@@ -254,22 +260,18 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
         """Return the condition by which ``expired`` filters; empty if all are kept."""
         condition = expired_condition(settings, self._clock())
         if condition and settings.ON_DEAD == "block":  # a dead event blocks those behind it
-            waiting = self.model.objects.filter(
-                IsIndexed("status"), stream=OuterRef("stream")
-            ).pending()
-            condition &= Q(~Q(status=Status.DEAD) | ALONE | ~Exists(waiting))
+            same = self.model.objects.filter(IsIndexed("status"), stream=OuterRef("stream"))
+            condition &= Q(~Q(status=Status.DEAD) | ALONE | ~Exists(same.pending()))
         return condition
 
     def newest(self, count: int) -> OutboxQuerySet:
         """Return the newest events by primary key (the order of writes), at most ``count``."""
-        ids = self._all_rows().order_by("-pk")
-        below = ids.values_list("pk", flat=True)[count : count + 1]
-        return self.filter(pk__gt=next(iter(below), ""))
+        ids = self._all_rows().order_by("-pk").values_list("pk", flat=True)
+        return self.filter(pk__gt=next(iter(ids[count : count + 1]), ""))
 
     def counts_by_status(self) -> dict[str, int]:
         """Return the number of events per status name. This reads the whole table."""
-        rows = self.order_by().values_list("status").annotate(count=models.Count("pk"))
-        found = dict(rows)
+        found = dict(self.order_by().values_list("status").annotate(count=models.Count("pk")))
         return {status.name: found.get(status.value, 0) for status in Status}
 
     def oldest_pending_age(self) -> float | None:
@@ -286,19 +288,11 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
             ages.append(keyed)
         return max(ages, default=None)
 
-    def _replay_dead(self, act: OutboxOperation, spacing: Spacing | None) -> int:
+    def _change_dead(self, change: Change, act: OutboxOperation, signal: Signal) -> int:
         dead = self._dead_rows()
-        replay = partial(replay_rows, by=act.by, spacing=spacing)
-        count = alone(dead, replay, act) + in_streams(dead, replay, act)
+        count = alone(dead, change, act) + in_streams(dead, change, act)
         if count:
-            announce(events_replayed, sender=self._write_alias(), count=count)
-        return count
-
-    def _discard_dead(self, act: OutboxOperation) -> int:
-        dead = self._dead_rows()
-        count = alone(dead, delete_rows, act) + in_streams(dead, delete_rows, act)
-        if count:
-            announce(events_discarded, sender=self._write_alias(), count=count)
+            announce(signal, sender=self._write_alias(), count=count)
         return count
 
     def _names(self) -> list[str]:

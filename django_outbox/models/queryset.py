@@ -101,8 +101,7 @@ class TableQuerySet(models.QuerySet[M]):
 
     def _clock(self) -> datetime:
         """Return the database's current time, aware."""
-        connection = self._connection()
-        return dialect_of(connection).clock()
+        return dialect_of(self._connection()).clock()
 
     def _delete_unlocked(self) -> int:
         """Delete those of these rows that no other session has locked; return how many.

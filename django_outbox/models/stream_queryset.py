@@ -61,9 +61,8 @@ class StreamQuerySet(TableQuerySet["OutboxStream"]):
 
     def leased(self) -> StreamQuerySet:
         """Return streams leased now."""
-        return self.using(self._write_alias()).filter(
-            locked_by__isnull=False, due_at__gt=DatabaseNow()
-        )
+        every = self.using(self._write_alias())
+        return every.filter(locked_by__isnull=False, due_at__gt=DatabaseNow())
 
     def blocked(self) -> StreamQuerySet:
         """Return streams whose head blocks the events behind it: it waits for a try, or is dead."""

@@ -79,3 +79,17 @@ def test_an_unknown_event_has_none_and_an_impossible_id_is_refused() -> None:
     assert outbox.fate("e1") == []
     with pytest.raises(outbox.InvalidEvent):
         outbox.fate("e\0")
+
+
+def test_an_id_as_long_as_ours_is_first_looked_up_as_it_is_given() -> None:
+    def found(event_id: str) -> list[str]:
+        rows = [each.pk for each in OutboxEvent.objects.with_ids([event_id])]
+        assert [each.id for each in outbox.fate(event_id)] == rows
+        return rows
+
+    upper, lower = "A" * 26, "a" * 26
+    insert(event_id=upper)
+    assert found(lower) == found(upper) == [upper]
+    assert outbox.cancel(event_id=lower) == 0  # code knows how it is spelled
+    insert(event_id=lower)
+    assert (found(lower), found(upper)) == ([lower], [upper])
