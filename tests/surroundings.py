@@ -1,12 +1,14 @@
-"""What tests run in: a transaction that is rolled back or none, receivers of a signal, a gate."""
+"""What tests run in: a transaction that is rolled back or none, a command, a signal, a gate."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import StringIO
 from typing import Any
 
 import pytest
+from django.core.management import call_command
 
 import django_outbox as outbox
 from django_outbox.models import OutboxEvent
@@ -42,6 +44,13 @@ def deliver(*, until: dict[str, int], by_drain: bool, using: str = "default") ->
         wait_until(lambda: found() == until, what=f"{until}")
         assert worker.lost_threads == ()
         assert worker.health().is_live
+
+
+def printed(*command: str) -> str:
+    """Run a management command; return what it prints."""
+    out = StringIO()
+    call_command(*command, stdout=out, stderr=StringIO())
+    return out.getvalue().strip()
 
 
 @contextmanager

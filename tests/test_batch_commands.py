@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -23,22 +24,14 @@ from django_outbox.models import OutboxEvent, OutboxInbox, OutboxQuerySet, Outbo
 from django_outbox.sql import dialect_of
 from tests.cases import cases
 from tests.samples import DOCS
+from tests.surroundings import printed
 from tests.table import dead, insert, keyed, listening, now, row, statuses
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 DONE, DEAD, RETRY = Status.DONE, Status.DEAD, Status.RETRY
 ROOT = DOCS.parent
-
-
-def run(command: str, *arguments: str) -> str:
-    out = io.StringIO()
-    call_command(command, *arguments, stdout=out, stderr=io.StringIO())
-    return out.getvalue().strip()
-
-
-def replay(*arguments: str) -> str:
-    return run("outbox_replay", *arguments)
+replay, purge = partial(printed, "outbox_replay"), partial(printed, "outbox_purge")
 
 
 def left() -> set[str]:
@@ -216,10 +209,6 @@ def test_465_an_interruption_says_how_to_go_on(
 
 
 # -- purge -----------------------------------------------------------------------------------------
-
-
-def purge(*arguments: str) -> str:
-    return run("outbox_purge", *arguments)
 
 
 def said(events: int = 0, messages: int = 0, *, verb: str = "purged") -> str:

@@ -5,36 +5,25 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from functools import partial
-from io import StringIO
 
 import pytest
-from django.core.management import CommandError, call_command
+from django.core.management import CommandError
 
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent
+from tests.surroundings import printed
 from tests.table import PLACED, dead, insert, keyed, listening, row, siblings, write
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 DEAD, NEW = Status.DEAD, Status.NEW
+run, replay = partial(printed, "outbox_dead"), partial(printed, "outbox_replay")
 LEFT = "of the given ids are unknown or not dead"
-
-
-def run(*arguments: str) -> str:
-    out = StringIO()
-    call_command("outbox_dead", *arguments, stdout=out)
-    return out.getvalue().strip()
 
 
 def ids_of(*arguments: str) -> list[str]:
     """Return the ids of the rows that are printed as JSON lines."""
     return [json.loads(each)["id"] for each in run(*arguments).split("\n")]
-
-
-def replay(*arguments: str) -> str:
-    out = StringIO()
-    call_command("outbox_replay", *arguments, stdout=out)
-    return out.getvalue().strip()
 
 
 def refused(*arguments: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import logging
 import sys
 import threading
@@ -10,11 +9,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from django.core.management import call_command
 from django.db import connection
 from django.db.backends.signals import connection_created
 
@@ -25,7 +24,7 @@ from django_outbox.models import OutboxEvent
 from django_outbox.worker import gate as gates
 from django_outbox.worker.effects import perform
 from django_outbox.worker.polling import Throttle
-from tests.surroundings import gated
+from tests.surroundings import gated, printed
 from tests.table import PLACED, in_thread, insert, listening, now, statuses, steal, write
 from tests.waiting import Gate, wait_until
 
@@ -226,16 +225,11 @@ def test_457_a_worker_may_leave_purging_to_others(settings: Any) -> None:
 def test_43_outbox_purge_counts_or_deletes() -> None:
     finished(3)
     insert()
-
-    def said(*arguments: str) -> str:
-        out = io.StringIO()
-        call_command("outbox_purge", *arguments, stdout=out)
-        return out.getvalue().strip()
-
-    assert said("--dry-run") == "would purge events: 3, idle streams: 0, received messages: 0"
+    purge = partial(printed, "outbox_purge")
+    assert purge("--dry-run") == "would purge events: 3, idle streams: 0, received messages: 0"
     assert OutboxEvent.objects.count() == 4
-    assert said() == "purged events: 3, idle streams: 0, received messages: 0"
-    assert said("--dry-run") == "would purge events: 0, idle streams: 0, received messages: 0"
+    assert purge() == "purged events: 3, idle streams: 0, received messages: 0"
+    assert purge("--dry-run") == "would purge events: 0, idle streams: 0, received messages: 0"
     assert OutboxEvent.objects.count() == 1
 
 

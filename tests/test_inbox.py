@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import uuid
@@ -11,13 +10,13 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.core.management import call_command
 from django.db import transaction
 
 import django_outbox as outbox
 from django_outbox import inbox
 from django_outbox.models import OutboxEvent, OutboxInbox
 from tests import samples
+from tests.surroundings import printed
 from tests.table import listening, now, write
 from tests.testapp.models import Effect, Order
 
@@ -169,13 +168,8 @@ def test_retention_inbox(settings: Any, retention: float | None, kept: int) -> N
 @outside
 def test_the_command_purges_both(settings: Any) -> None:
     received(4, days=8)
-
-    def said(*arguments: str) -> str:
-        out = io.StringIO()
-        call_command("outbox_purge", *arguments, stdout=out)
-        return out.getvalue().strip()
-
-    assert said("--dry-run") == "would purge events: 0, idle streams: 0, received messages: 4"
+    count = "events: 0, idle streams: 0, received messages: 4"
+    assert printed("outbox_purge", "--dry-run") == f"would purge {count}"
     assert OutboxInbox.objects.count() == 4
-    assert said() == "purged events: 0, idle streams: 0, received messages: 4"
+    assert printed("outbox_purge") == f"purged {count}"
     assert not OutboxInbox.objects.exists()

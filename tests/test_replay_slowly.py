@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from datetime import datetime, timedelta
-from io import StringIO
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
-from django.core.management import CommandError, call_command
+from django.core.management import CommandError
 from django.test import Client
 from django.urls import reverse
 
@@ -18,6 +18,7 @@ import django_outbox as outbox
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent, OutboxOperation, OutboxStream
 from django_outbox.models.replay import Spacing
+from tests.surroundings import printed
 from tests.table import dead, histories, history, keyed, listening, now, row, stream_due_in
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -40,10 +41,7 @@ def test_another_rate_is_refused(rate: str) -> None:
 # -- the command -----------------------------------------------------------------------------------
 
 
-def run(*arguments: str) -> str:
-    out = StringIO()
-    call_command("outbox_replay", *arguments, stdout=out, stderr=StringIO())
-    return out.getvalue().strip()
+run = partial(printed, "outbox_replay")
 
 
 def test_the_command_replays_slowly() -> None:
