@@ -86,8 +86,8 @@ def test_what_is_registered_is_described(settings: Any) -> None:
     }
     assert (pattern["event_type"], pattern["aggregate_type"]) == ("order.*", "*")
     assert (pattern["queue"], pattern["options"]) == ("default", ["async"])
-    assert lines[2].split()[:7] == "EVENT TYPE AGGREGATE TYPE NAME QUEUE LISTENER".split()
-    assert [each.split()[3] for each in lines[3:5]] == ["default", "hooks"]
+    assert lines[1].split()[:7] == "EVENT TYPE AGGREGATE TYPE NAME QUEUE LISTENER".split()
+    assert [each.split()[3] for each in lines[2:4]] == ["default", "hooks"]
 
 
 def test_the_options_of_a_batch_listener_are_described() -> None:

@@ -106,21 +106,30 @@ def parted(level: str, text: str) -> list[Told]:
     return [(level or "WARNING", words.replace("%s", "…"), names)]
 
 
-def calls() -> Iterator[tuple[str, ast.expr]]:
-    """Yield every log call of the package: its level and the expression of its text."""
+def errors_of(nodes: list[Any]) -> set[str]:
+    """Return the names of exceptions in a module: handled ones, and arguments of such a type."""
+    given = [each for each in nodes if isinstance(each, ast.arg) and each.annotation]
+    found = {each.arg for each in given if re.search("Err|Exc", ast.unparse(each.annotation))}
+    return found | {each.name for each in nodes if isinstance(each, ast.ExceptHandler)}
+
+
+def calls() -> Iterator[tuple[str, list[ast.expr], set[str]]]:
+    """Yield every log call of the package: its level, its arguments, names of exceptions there."""
     for path in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        nodes = [*ast.walk(ast.parse(path.read_text()))]
+        errors = errors_of(nodes)
+        for node in nodes:
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
                 continue
             of, method = getattr(node.func.value, "id", ""), node.func.attr
             if of == "logger" and method in (*LEVELS, "debug", "info", "warning", "error"):
                 level = LEVELS.get(method, method.upper())
-                yield level, node.args[1 if method == "log" else 0]
+                yield level, node.args[method == "log" :], errors
 
 
 def logged() -> set[Told]:
     found: set[Told] = set()
-    for level, text in calls():
+    for level, (text, *_), _ in calls():
         texts = [each.value for each in ast.walk(text) if isinstance(each, ast.Constant)]
         assert texts, f"a log call without a text of its own: {ast.unparse(text)}"
         for each in texts:
@@ -138,6 +147,12 @@ def test_every_line_is_on_the_page_and_no_other() -> None:
         if level != "level"
     }
     assert told == logged()
+
+
+def test_no_error_is_logged_whole_as_it_may_be_empty_or_of_several_lines() -> None:
+    """Expected ``first_line(error)``, or its class, in place of ``error`` or ``errors[0]``."""
+    given = [(ast.unparse(each), errors) for _, some, errors in calls() for each in some]
+    assert [text for text, errors in given if re.split(r"\W", text)[0] in errors] == []
 
 
 def test_no_line_names_what_is_in_an_event() -> None:

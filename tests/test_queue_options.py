@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from io import StringIO
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,11 +12,13 @@ from django.core.management import CommandError, call_command
 import django_outbox as outbox
 from django_outbox.models import OutboxEvent
 from tests.cases import cases
+from tests.surroundings import printed
 from tests.table import insert, listening
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 COMMAND = "django_outbox.management.commands.outbox_worker"
+once = partial(printed, "outbox_worker", "--once")
 
 
 @pytest.fixture(autouse=True)
@@ -26,12 +28,6 @@ def three_queues(settings: Any) -> None:
 
 def hear(event: outbox.Event) -> None:
     """Do nothing."""
-
-
-def once(*arguments: str) -> str:
-    out = StringIO()
-    call_command("outbox_worker", "--once", *arguments, stdout=out)
-    return out.getvalue()
 
 
 class Ended(Exception):
@@ -90,11 +86,11 @@ def test_once_delivers_from_these_queues_only() -> None:
         listening(hear, "hooks.x", queue="hooks"),
         listening(hear, "mail.x", queue="mail"),
     ):
-        assert once("--queue", "hooks") == "delivered 2\n"
+        assert once("--queue", "hooks") == "delivered 2"
         assert left() == {"default": 2, "mail": 2}
-        assert once("--exclude-queue", "mail", "--max-events", "1") == "delivered 1\n"
+        assert once("--exclude-queue", "mail", "--max-events", "1") == "delivered 1"
         assert left() == {"default": 1, "mail": 2}
-        assert once() == "delivered 3\n"
+        assert once() == "delivered 3"
 
 
 def left() -> Counter[str]:

@@ -121,6 +121,10 @@ def test_a_broker_that_is_away_and_a_pause_are_told() -> None:
     assert "no answer from kafka:9092" in run()
 
 
+def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [each.getMessage() for each in caplog.records if each.msg.startswith("message")]
+
+
 @pytest.mark.parametrize(
     ("outcome", "reason"),
     [
@@ -139,11 +143,8 @@ def test_what_was_refused_or_deferred_is_told_with_its_reason_and_age(
     assert (found["deferred"], found["reason"]) == (2, reason)
     assert found["deferred_age"] >= 90
     assert reason in run()
-    lines = [
-        each.getMessage() for each in caplog.records if each.getMessage().startswith("message")
-    ]
-    assert len(lines) == 1  # for both
-    assert reason in lines[0]
+    [line] = logged(caplog)  # for both
+    assert line.endswith(f" reason={reason}")
     is_deferred = isinstance(outcome, outbox.Defer)
     assert shown("outbox_relay_deferred_total", relay="orders") == (2 if is_deferred else 0)
     assert shown("outbox_relay_refused_total", relay="orders") == (0 if is_deferred else 2)
@@ -151,6 +152,16 @@ def test_what_was_refused_or_deferred_is_told_with_its_reason_and_age(
     assert shown("outbox_relay_seconds_count", relay="orders") == 1
     assert shown("outbox_relay_published_total", relay="hooks") is None
     assert OutboxEvent.objects.get(pk=ids[0]).attempts == (0 if is_deferred else 1)
+
+
+def test_a_reason_is_one_line_and_never_empty(caplog: pytest.LogCaptureFixture) -> None:
+    two = "too large\nby 5 bytes"
+    outcomes = [outbox.Dead(), outbox.Dead(two), outbox.Defer(9, " \n"), ValueError(two)]
+    ids = insert(4, event_type="order.placed", queue="relay.orders")
+    BROKER.refused = dict(zip(ids, outcomes, strict=True))
+    outbox.drain()
+    found = {each.partition(" reason=")[2] for each in logged(caplog)}
+    assert found == {"Dead", "too large", "Defer", "ValueError: too large"}
 
 
 def test_what_its_turn_did_not_come_to_is_not_told(shown: Shown) -> None:

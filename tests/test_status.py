@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import datetime, timedelta
+from functools import partial
 from io import StringIO
 from typing import Any
 
@@ -21,20 +22,16 @@ from django_outbox.inspection.problems import Limits
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent, OutboxPause, OutboxStatistics, OutboxWorker
 from tests.cases import cases
+from tests.surroundings import printed
 from tests.table import insert, now, siblings
 from tests.test_stream_queryset import events, in_ten_minutes, put
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 DONE, RETRY, DEAD, NEW = Status.DONE, Status.RETRY, Status.DEAD, Status.NEW
+run = partial(printed, "outbox_status")
 COMMAND = "django_outbox.management.commands.outbox_status"
 QUERY = "django_outbox.management.views.status"  # what asks a database
-
-
-def run(*arguments: str) -> str:
-    out = StringIO()
-    call_command("outbox_status", *arguments, stdout=out)
-    return out.getvalue()
 
 
 def ask(*arguments: str) -> dict[str, Any]:

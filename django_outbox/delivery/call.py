@@ -24,6 +24,7 @@ from ..listeners import callables
 from ..listeners.callables import location
 from ..listeners.outcomes import Failure
 from ..listeners.registry import Listener
+from ..log import first_line
 from ..signals import announce, listener_overdue
 from ..sql import dialect_of
 from .decide import checked, thread_limit
@@ -124,9 +125,8 @@ class Call:
         ``clocked``: seconds without the waits for a connection, for which there is no timeout.
         """
         self.seconds = seconds
-        share = seconds / len(self.leases)
         for each in self.leases:
-            each.duration += share
+            each.duration += seconds / len(self.leases)
         if self.timeout is not None:
             self._report_if_late(self.timeout, seconds if clocked is None else clocked)
 
@@ -157,7 +157,7 @@ class Call:
                 "transaction could not begin event_id=%s listener=%r error=%s",
                 self.event.event_id,
                 self.listener.title,
-                error,
+                first_line(error),
             )
             return NotBegun()
         return answer
@@ -312,8 +312,7 @@ class Timer:
             uncancel()
 
     def _check(self) -> None:
-        left = self._until - self._lease.clock
-        if left > 0:
+        if (left := self._until - self._lease.clock) > 0:
             pause = max(left, CHECK_INTERVAL) if self._lease.connection_wait_since else left
             self._handle = self._loop.call_later(pause, self._check)
         elif self._task is not None:

@@ -13,7 +13,7 @@ from ..clocks import monotonic
 from ..exceptions import BrokerUnavailable, PayloadError, RetryAfter, Unrecoverable
 from ..listeners import retry
 from ..listeners.outcomes import DONE, Dead, Decision, Defer, Done, Failure, Status
-from ..log import text_of
+from ..log import first_line, text_of
 
 logger = logging.getLogger("django_outbox")
 
@@ -70,7 +70,7 @@ def failed(
             delay=UNAVAILABLE_DELAY,
             outcome="deferred",
             kind=name(error),
-            unavailable=clean(text_of(error))[:REASON_LENGTH] or name(error),
+            unavailable=clean(first_line(error))[:REASON_LENGTH] or name(error),
         )
     text, kind = describe(error), name(error)
     if isinstance(error, (Unrecoverable, PayloadError)):
@@ -167,7 +167,7 @@ class ThreadLimit:
         if not isinstance(error, RuntimeError) or error.args != (NO_THREAD,):
             return False
         if self.unready_reason is None:
-            logger.error("no thread could be started error=%s", error)
+            logger.error("no thread could be started error=%s", first_line(error))
         self.refused_at = monotonic()
         return True
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from ..log import first_line
 from .base import Ear, database_identity
 
 logger = logging.getLogger("django_outbox")
@@ -62,7 +63,7 @@ class Local:
                 "some workers could not be woken; they poll socket=%s sockets=%d error=%s",
                 new[0],
                 len(new),
-                faulty[new[0]],
+                first_line(faulty[new[0]]),
             )
         else:
             self._faulty &= faulty.keys()

@@ -19,6 +19,7 @@ from typing import Any, Final, cast
 
 from django.core.exceptions import ImproperlyConfigured
 
+from ..log import first_line
 from ..worker.threads import Health
 
 logger = logging.getLogger("django_outbox")
@@ -82,7 +83,7 @@ class Probes:
         except OSError as error:
             self._is_touched = False
             if was:
-                logger.error("heartbeat file not touched error=%s", error)
+                logger.error("heartbeat file not touched error=%s", first_line(error))
 
 
 class _Server(HTTPServer):

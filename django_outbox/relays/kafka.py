@@ -26,6 +26,7 @@ from typing import Any, Final, cast
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from ..exceptions import BrokerUnavailable, Unrecoverable
+from ..log import first_line
 from ..redaction import Redaction
 from .backend import Backend, Message, Outcome, Refused, Together, Unconfirmed
 from .envelope import headers_of
@@ -215,13 +216,12 @@ class Kafka(Backend):
     def _forget_missing(self, topics: set[str], deadline: float) -> None:
         """Have the client ask again for topics that it takes for missing or forbidden."""
         for topic in self._missing & topics:
-            left = deadline - monotonic() - UNKNOWN_AFTER
-            if left > 0:
+            if (left := deadline - monotonic() - UNKNOWN_AFTER) > 0:
                 self._missing.discard(topic)
                 try:
                     self._producer.list_topics(topic, timeout=min(left, UNKNOWN_AFTER))
                 except KafkaException as error:
-                    logger.debug("topic not refreshed topic=%s error=%s", topic, error)
+                    logger.debug("topic not refreshed topic=%s error=%s", topic, first_line(error))
 
     # --- what it means ---
 

@@ -196,17 +196,16 @@ class Relay:
 
     def _open_session(self) -> Session:
         with self._lock:
-            session = self._session
+            session, self._session = self._session, None
             if session is None or not session.is_ours or session.failed:
                 if session is not None and session.is_ours:
                     session.retire()
-                self._session = None
                 backend = self.new_backend()
                 # A lease is renewed every third of LEASE, so half of it lies inside the lease.
                 backend.timeout = min(backend.timeout, current().LEASE / 2)
                 session = Session(backend)
                 session.open()
-                self._session = session
+            self._session = session
             session.enter()
             return session
 
@@ -217,9 +216,10 @@ def is_deferral(outcome: Outcome) -> bool:
 
 
 def _reason(outcome: Outcome) -> str:
+    name = type(outcome).__name__
     if isinstance(outcome, (Dead, Defer)):
-        return outcome.reason[:REASON_LENGTH]
-    return f"{type(outcome).__name__}: {outcome}"[:REASON_LENGTH].partition("\n")[0]
+        return outcome.reason.partition("\n")[0][:REASON_LENGTH].strip() or name
+    return f"{name}: {outcome}".partition("\n")[0][:REASON_LENGTH]
 
 
 # --- registration ---------------------------------------------------------------------------------

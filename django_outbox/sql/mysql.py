@@ -13,6 +13,7 @@ from typing import Any
 from django.db import IntegrityError, OperationalError
 
 from ..conf import index_name
+from ..log import first_line
 from .claim import WHOLE, Gap
 from .dialect import Dialect
 from .mysql_server import MySQLServer
@@ -64,10 +65,10 @@ class MySQL(MySQLServer, Dialect):
             if error.args[0] not in NOT_LOCKED or self.connection.in_atomic_block:
                 raise
             if getattr(self.connection, "is_clustered", False) and self.is_conflict(error):
-                logger.debug("claim beaten error=%s", error)  # by one of another node
+                logger.debug("claim beaten error=%s", first_line(error))  # by one of another node
                 return 0
             type(self)._skips_until = time.monotonic() + SKIP_FOR
-            logger.warning("claim failed error=%s skip_for=%d", error, SKIP_FOR)
+            logger.warning("claim failed error=%s skip_for=%d", first_line(error), SKIP_FOR)
             return 0
 
     def _update_unlocked(self, table: str, *, changes: SQL, where: SQL) -> int:
@@ -135,9 +136,8 @@ class MySQL(MySQLServer, Dialect):
 
     @property
     def _skip_locked(self) -> str:
-        if self.connection.features.has_select_for_update_skip_locked:
-            return " FOR UPDATE SKIP LOCKED"
-        return " FOR UPDATE"  # MariaDB before 10.6
+        can_skip = self.connection.features.has_select_for_update_skip_locked
+        return " FOR UPDATE SKIP LOCKED" if can_skip else " FOR UPDATE"  # MariaDB before 10.6
 
     @contextmanager
     def read_committed(self) -> Iterator[None]:

@@ -13,6 +13,7 @@ from django.db.backends.signals import connection_created
 
 from ..clocks import monotonic
 from ..delivery.lease import Lease
+from ..log import first_line
 from ..sql import begin_session
 
 logger = logging.getLogger("django_outbox")
@@ -106,9 +107,8 @@ class ConnectionCleanup:
 
 def is_broken(connection: BaseDatabaseWrapper) -> bool:
     """Return whether an error ended the connection's session."""
-    if connection.connection is None:  # closed by the code that used it
-        return False
-    return connection.errors_occurred and not connection.is_usable()
+    is_open = connection.connection is not None  # else closed by the code that used it
+    return is_open and connection.errors_occurred and not connection.is_usable()
 
 
 def tidy(connection: BaseDatabaseWrapper, lease: Lease) -> None:
@@ -144,7 +144,7 @@ def abandon(connection: BaseDatabaseWrapper) -> None:
     try:
         connection.close()
     except Exception as error:  # noqa: BLE001 - it is as good as closed
-        logger.debug("closing a broken connection failed error=%s", error)
+        logger.debug("closing a broken connection failed error=%s", first_line(error))
     connection.connection = None
 
 

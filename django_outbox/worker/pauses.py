@@ -30,6 +30,7 @@ from ..listeners import registry
 from ..listeners.outcomes import LOST, Decision
 from ..listeners.queues import queue_of
 from ..listeners.registry import Listener
+from ..log import first_line
 from ..models import OutboxPause
 from ..models.pause_queryset import holding
 from ..queue_settings import BreakerSettings, QueueSettings
@@ -91,8 +92,7 @@ class KnownPauses:
             for (kind, name), at in ends.items()
             if kind == "breaker"
         }
-        others = [at for (kind, _), at in ends.items() if kind != "breaker"]
-        self.ends_at = min(others, default=inf)
+        self.ends_at = min((at for (kind, _), at in ends.items() if kind != "breaker"), default=inf)
 
     def park(
         self, connection: BaseDatabaseWrapper, rows: Mapping[str, int], queues: Collection[str]
@@ -285,7 +285,7 @@ class Breaker:
         try:
             self._check()
         except BaseException as error:  # noqa: BLE001 - a backend may raise anything
-            logger.debug("broker not available queue=%s error=%r", self._queue, error)
+            logger.debug("broker not available queue=%s error=%s", self._queue, first_line(error))
             trial.is_doubtful = isinstance(error, CheckFailed)
             trial.succeeded = False
         else:

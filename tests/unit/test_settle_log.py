@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from django_outbox import Defer, Fixed
+from django_outbox import BrokerUnavailable, Dead, Defer, Fixed, Unrecoverable
 from django_outbox.delivery.decide import decide
 from django_outbox.listeners.outcomes import DONE, LOST, Decision
 from django_outbox.log import first_line
@@ -41,24 +41,32 @@ def test_retries_of_a_listener_are_one_warning_a_minute(
 
 
 @pytest.mark.parametrize(
-    ("outcome", "answer"),
+    ("outcome", "answer", "error"),
     [
-        ("done", DONE),
-        ("lost", LOST),
-        ("deferred", decision(Defer(1))),
-        ("deferred", decision(Defer(1, "not packed"))),
-        ("retry", decision(LookupError())),
+        ("done", DONE, "none"),
+        ("lost", LOST, "none"),
+        ("deferred", decision(Defer(1)), "none"),
+        ("deferred", decision(Defer(1, "not packed")), "Defer"),
+        ("deferred", decision(BrokerUnavailable()), "django_outbox.exceptions.BrokerUnavailable"),
+        ("retry", decision(LookupError()), "LookupError"),
+        ("dead", decision(Dead()), "Dead"),
+        ("dead", decision(Unrecoverable()), "django_outbox.exceptions.Unrecoverable"),
     ],
 )
 def test_no_error_is_empty(
-    outcome: str, answer: Decision, caplog: pytest.LogCaptureFixture
+    outcome: str, answer: Decision, error: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, "django_outbox")
     SettleLog("default").report([(lease(), answer)])
     line = caplog.records[0].getMessage()
     assert line.startswith(f"{outcome} event_id=a ")
-    assert f"{line} ".count("= ") == 0
-    assert [*map(first_line, (LookupError(), ValueError("no\nmore")))] == ["LookupError", "no"]
+    assert f" error={error} " in f"{line} "
+
+
+@pytest.mark.parametrize(("text", "shown"), [("no\nmore", "no"), (" \n", "BrokerUnavailable")])
+def test_an_error_is_shown_by_its_first_line_or_else_its_class(text: str, shown: str) -> None:
+    error = BrokerUnavailable(text)
+    assert first_line(error) == decision(error).unavailable == shown
 
 
 def test_an_error_has_its_traceback_at_debug_alone(caplog: pytest.LogCaptureFixture) -> None:
