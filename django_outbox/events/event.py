@@ -345,6 +345,5 @@ _PUT = {name: getattr(Event, name).__set__ for name in Event.__slots__}
 _put_row, _put_positions, _put_loads, _put_payload, _put_headers = (
     _PUT[name] for name in ("_row", "_positions", "_loads", "payload", "headers")
 )
-_put_listener, _put_database, _put_generated = (
-    _PUT[name] for name in ("listener", "database", "_generated")
-)
+_put_listener, _put_database = _PUT["listener"], _PUT["database"]
+_put_generated = _PUT["_generated"]
