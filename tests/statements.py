@@ -40,7 +40,7 @@ FOLDER = Path(__file__).resolve().parent / "unit" / "statements"
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
 TEXT = "2026-01-02 03:04:05.000000"
 LATER = datetime(2099, 1, 2, tzinfo=timezone.utc)
-PAUSE = 7  # the id of one; there is none with the next id
+PAUSE = 1_000_007  # the id of one, which no sequence comes to; there is none with the next id
 SERVERS: dict[str, dict[str, Any]] = {
     "postgresql": {"vendor": "postgresql", "pg_version": 150000},
     "postgresql-18": {"vendor": "postgresql", "pg_version": 180000},
