@@ -137,7 +137,7 @@ def use(wheel: Path, directory: Path) -> None:
     """Do with the wheel what its users do, where the source tree cannot answer in its place."""
     found = interpreters()
     if len(found) == 1 and os.environ.get("CI"):
-        sys.exit(f"one version of Python was found, {found}; expected the oldest and the newest")
+        sys.exit(f"only one version of Python was found, {found}; install another that we support")
     with ThreadPoolExecutor(2) as pool:
         parts = [
             pool.submit(use_alone, wheel, directory / ".".join(map(str, version)), found[version])

@@ -77,7 +77,7 @@ class OutboxEventAdmin(error_groups.CausesAdmin):
     ) -> tuple[Any, bool]:
         """Find an id of ours by the primary key, in either case; search for all else."""
         named = spellings(search_term.strip())
-        for event_id in named if len(named) > 1 else ():
+        for event_id in named if len(named) > 1 else ():  # it is as long as an id of ours
             found = queryset.filter(id__of_event=event_id)
             if found.exists():
                 return found, False

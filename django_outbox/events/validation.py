@@ -77,7 +77,10 @@ def identity(value: Any) -> Any:
 
 
 def spellings(event_id: str) -> list[str]:
-    """Return the ids that may be meant, in order: a ULID may be given in lower case."""
+    """Return the ids that may be meant, in order: two if it is as long as a ULID, else one.
+
+    A person may give a ULID in lower case.
+    """
     ulid, dot, listener = event_id.partition(".")
     upper = f"{ulid.upper()}{dot}{listener}"
     return [event_id, upper] if len(ulid) == ULID_LENGTH else [event_id]

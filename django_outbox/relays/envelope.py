@@ -23,6 +23,7 @@ TEXT_TYPE = "text/plain; charset=utf-8"  # what another SERIALIZER has written
 VISIBLE = "".join(chr(each) for each in range(0x21, 0x7F) if chr(each) not in '"%')
 TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")  # a header's name: RFC 9110, 5.6.2
 EXTENSION = re.compile(r"[a-z0-9]{1,20}")
+# Headers that not every event has, and the fields that they show.
 OPTIONAL = (("aggregate-id", "aggregate_id"), ("tenant-id", "tenant_id"), ("event-key", "key"))
 CORE = "specversion id source type subject time datacontenttype dataschema data".split()
 

@@ -52,6 +52,7 @@ OF_BATCH: Final = {
     KafkaError.RECORD_LIST_TOO_LARGE,
     KafkaError.INVALID_RECORD,
 }
+# Of a single message, another try fails like the first.
 FOR_GOOD: Final = OF_BATCH - {KafkaError.INVALID_RECORD} | {KafkaError.TOPIC_EXCEPTION}
 UNKNOWN: Final = {KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART}
 # The client remembers these of a topic and refuses further messages without asking the cluster.

@@ -118,7 +118,7 @@ class Claims:
             self._pools.settle(each)
         self._pools.put([each for each in new if not each.decided])
         if len(new) < SMALL_CLAIM and self._gates:
-            yield Wait(0)  # let the threads that wait for them run first
+            yield Wait(0)  # let the threads that wait for them run first; ``drain()`` has none
         return found
 
     def _look_at(self, queues: Mapping[str, float]) -> Steps[None]:

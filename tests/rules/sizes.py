@@ -17,7 +17,7 @@ from tests.rules import Rule, Text
 
 CODE_LINES = {
     "django_outbox": 23_190,
-    "django_outbox/admin": 2_158,
+    "django_outbox/admin": 2_157,
     "django_outbox/relays": 2_253,
     "django_outbox/sql": 2_083,
 }

@@ -97,8 +97,8 @@ def waiting() -> int:
 def measure_siblings(rig: Rig, spans: Mapping[str, Sequence[tuple[float, float]]]) -> None:
     """Compare how long the others waited; if trouble held them up, they would wait until its end.
 
-    Each time: the better of the rounds tells, as a disk may hold up a round for seconds. And a
-    notification that a busy machine loses costs a poll, which is no part of the comparison.
+    The better of the rounds counts: a busy machine may stand still for seconds in one of them. It
+    may lose a notification, too; the poll that this costs is no part of the comparison.
     """
     evidence = rig.evidence()
     runs = oracle.executions(evidence, oracle.Verdict())
