@@ -25,7 +25,7 @@ class EventAction:
     """An action that users can apply to events."""
 
     kind: OutboxOperation.Kind
-    permission: str  # checked on OutboxEvent; one permission may allow several actions
+    permission: str  # of the outbox; one may allow several actions
     label: Any  # lazily translated, as are the texts below
     question: Any  # formatted with what ``amount`` says
     hint: Any  # what happens to the deliveries
@@ -49,7 +49,7 @@ class EventAction:
 
 REPLAY: Final = EventAction(
     kind=Kind.REPLAY,
-    permission="replay",
+    permission="replay_outboxevent",
     label=_("Replay"),
     question=_("Replay %s?"),
     hint=_(
@@ -63,7 +63,7 @@ REPLAY: Final = EventAction(
 )
 DISCARD: Final = EventAction(
     kind=Kind.DISCARD,
-    permission="discard",
+    permission="discard_outboxevent",
     label=_("Discard"),
     question=_("Discard %s?"),
     hint=_("They are deleted and will never be delivered. This cannot be undone."),
@@ -73,7 +73,7 @@ DISCARD: Final = EventAction(
 )
 RUN_NOW: Final = EventAction(
     kind=Kind.RUN_NOW,
-    permission="replay",
+    permission="replay_outboxevent",
     label=_("Run now"),
     question=_("Run %s now?"),
     hint=_(
@@ -86,7 +86,7 @@ RUN_NOW: Final = EventAction(
 )
 SKIP: Final = EventAction(
     kind=Kind.SKIP,
-    permission="discard",
+    permission="discard_outboxevent",
     label=_("Skip"),
     question=_("Skip %s?"),
     hint=_(

@@ -11,7 +11,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ..events import GLOBAL
 from ..models import OutboxEvent
-from . import dashboard_links, display, event_timeline
+from . import display, event_timeline, links
 
 Column = Callable[[Any], Any]  # takes an event; __name__ is the field that it shows, if any
 
@@ -46,7 +46,7 @@ def timing(event: Any) -> str:
 
 @admin.display(description=_("key"))
 def stream(event: OutboxEvent) -> str:
-    return "" if event.key is None else dashboard_links.stream(event.stream, str(event.key))
+    return "" if event.key is None else links.stream(event.stream, str(event.key))
 
 
 def error_line(text: str | None) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, Final
-from urllib.parse import urlencode
 
 from django import forms
 from django.contrib import messages
@@ -20,10 +19,10 @@ from django.utils.translation import gettext_lazy as _
 
 from ..models import OutboxEvent, OutboxPause, OutboxQuerySet
 from ..queue_settings import is_rate, per_second
-from . import display
+from . import display, links
 from .actions import EventAction, amount, apply_at_once
 from .changelist import LONG_TEXTS, within_time
-from .read_only import INPUT, ReadOnlyAdmin, may, reverse
+from .read_only import INPUT, ReadOnlyAdmin, may
 
 SHOWN: Final = 20  # deliveries that a confirmation page lists
 CONFIRMED_FIELD: Final = "outbox_confirmed"  # form field: the user has confirmed
@@ -145,27 +144,25 @@ class ConfirmationAdmin(ReadOnlyAdmin):
         return TemplateResponse(request, f"admin/django_outbox/{template}", {**common, **context})
 
     def require_permission(self, request: HttpRequest, action: EventAction) -> None:
-        if not (self.has_view_or_change_permission(request) and may(request, action.permission)):
+        if not may(request, action.permission):
             raise PermissionDenied
 
     def pause_links(self, request: HttpRequest, **names: str) -> list[dict[str, str]]:
         """Return links to the form that pauses each kind by name; none without the permission."""
-        url = reverse("admin:django_outbox_outboxpause_add")
-        if url == "#" or not request.user.has_perm("django_outbox.pause_outboxpause"):
+        if links.url("outboxpause_add") == "#" or not may(request, "pause_outboxpause"):
             return []
         return [
             {
                 "label": f"{OutboxPause.Kind(kind).label} {name}",
-                "url": f"{url}?{urlencode({'kind': kind, 'name': name})}",
+                "url": links.url("outboxpause_add", kind=kind, name=name),
             }
             for kind, name in names.items()
         ]
 
-    def url(self, request: HttpRequest, page: str, *arguments: str) -> str:
+    def url(self, request: HttpRequest, page: str, *keys: str) -> str:
         """Return the URL of a page, with the list's filters preserved."""
-        name = f"admin:{self.opts.app_label}_{self.opts.model_name}_{page}"
-        url = reverse(name, args=arguments)
         filters = {"preserved_filters": self.get_preserved_filters(request), "opts": self.opts}
+        url = links.url(f"outboxevent_{page}", *keys)
         return add_preserved_filters(filters, url)  # type: ignore[arg-type]
 
     @property

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from django.core.exceptions import PermissionDenied
 from django.db import connections, router
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
-from django.urls import URLPattern, path
+from django.urls import URLPattern
 from django.utils.timezone import localtime
 from django.utils.translation import gettext as _
-from django.views.decorators.http import require_safe
 
 from ..clocks import monotonic
 from ..conf import current
@@ -23,9 +21,8 @@ from ..inspection import in_thread
 from ..inspection.overview import Overview, load_overview
 from ..inspection.problems import Problem, find_problems
 from ..inspection.sentences import number, precise, sentence
-from ..models import OutboxEvent, OutboxPause
-from . import dashboard_links as links
-from . import display, redaction
+from ..models import OutboxEvent
+from . import display, links, redaction
 from .charts import Chart, charts
 from .dashboard_tables import Permissions, sections
 from .read_only import ReadOnlyAdmin, may
@@ -39,27 +36,14 @@ MAX_CAUSES_AGE: Final = 30.0  # seconds; to group many dead events takes long
 class DashboardAdmin(ReadOnlyAdmin):
     """One page instead of a change list; it needs the permission to view events."""
 
-    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return super().has_view_permission(request, obj) or may(request, "view")
+    viewed_with = ("view_outboxevent",)
 
     def get_urls(self) -> list[URLPattern]:
         # The first is named like a change list, so that the admin's own links lead here.
         return [
-            self._path("", "changelist", self.dashboard_view),
-            self._path("refresh/", "refresh", self.refresh_view),
+            self.page("", "changelist", self.dashboard_view, "GET", "HEAD"),
+            self.page("refresh/", "refresh", self.refresh_view, "GET", "HEAD"),
         ]
-
-    def _path(
-        self, route: str, name: str, view: Callable[[HttpRequest], HttpResponse]
-    ) -> URLPattern:
-        def guarded(request: HttpRequest) -> HttpResponse:
-            if not self.has_view_permission(request):
-                raise PermissionDenied
-            request.current_app = self.admin_site.name
-            return view(request)
-
-        name = f"{self.opts.app_label}_{self.opts.model_name}_{name}"
-        return path(route, self.admin_site.admin_view(require_safe(guarded)), name=name)
 
     def dashboard_view(self, request: HttpRequest) -> HttpResponse:
         context = {
@@ -78,9 +62,7 @@ class DashboardAdmin(ReadOnlyAdmin):
 
 
 def _permissions(request: HttpRequest) -> Permissions:
-    label = OutboxPause._meta.app_label
-    verbs = ("pause", "resume")
-    return frozenset(each for each in verbs if request.user.has_perm(f"{label}.{each}_outboxpause"))
+    return frozenset(each for each in ("pause", "resume") if may(request, f"{each}_outboxpause"))
 
 
 def _context(snapshot: Snapshot, permissions: Permissions) -> dict[str, Any]:
@@ -114,15 +96,15 @@ def _url(problem: Problem) -> str:
     """Return the page that cures a problem, or the table that shows it."""
     kind, id_ = problem.kind, problem.id or ""
     if kind in ("poison", "held_by_dead"):
-        return links.event_url(id_)
+        return links.url("outboxevent_change", id_)
     if kind.startswith("held_by_"):
-        return links.resume_url(id_)
+        return links.url("outboxpause_change", id_)
     if kind in ("dead", "dying"):
         return links.cause_url(id_)
     if kind == "blocked":
-        return links.blocked_url()
+        return links.url("outboxstream_changelist", state="blocked")
     if kind == "stalled":
-        return links.events_url(state="retrying")
+        return links.url("outboxevent_changelist", state="retrying")
     tables = {
         "late": "queues",
         "unserved": "queues",

@@ -20,10 +20,8 @@ from ..inspection.queues import ListenerState, QueueState
 from ..inspection.sentences import number, precise
 from ..inspection.workers import Loss, WorkerInfo
 from ..models import OutboxPause
-from . import dashboard_links as links
-from . import display, redaction
+from . import display, links, redaction
 from .error_groups import shown_title
-from .read_only import reverse
 
 MAX_ROWS: Final = 5  # rows of a table
 MAX_LISTENERS: Final = 15  # rows of the table of listeners
@@ -205,7 +203,7 @@ def _dead(overview: Overview, permissions: Permissions) -> Section:
         rows=[_cause(each, overview, permissions) for each in causes.causes[:MAX_ROWS]],
         note=note if others > 0 else "",
         needs_attention=bool(causes.total),
-        all_url=reverse(links.CAUSES),
+        all_url=links.url("outboxevent_groups"),
     )
 
 
@@ -248,7 +246,7 @@ def _held(overview: Overview, permissions: Permissions) -> Section:
         columns=[*columns, _("reason"), *end],
         rows=[_hold(each, overview, permissions) for each in overview.holds],
         needs_attention=bool(overview.holds),
-        all_url=reverse(links.PAUSES),
+        all_url=links.url("outboxpause_changelist"),
     )
 
 
@@ -277,7 +275,7 @@ def _blocked(overview: Overview) -> Section:
         columns=[_("key"), _("head"), "#" + _("behind it"), _("next try"), _("error")],
         rows=[_stream(each, overview) for each in overview.blocked],
         needs_attention=bool(count),
-        all_url=links.blocked_url(),
+        all_url=links.url("outboxstream_changelist", state="blocked"),
         count=number(count) if count > len(overview.blocked) else "",
     )
 

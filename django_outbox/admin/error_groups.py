@@ -6,10 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Any, Final
-from urllib.parse import urlencode
 
 from django.contrib.admin.views.main import ChangeList
-from django.core.exceptions import PermissionDenied
 from django.db import connections
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
@@ -22,7 +20,7 @@ from ..inspection.sentences import clock, number
 from ..listeners.error_texts import error_class
 from ..listeners.outcomes import Status
 from ..sql import dialect_of
-from . import display, redaction
+from . import display, links, redaction
 from .actions import DISCARD, REPLAY
 from .confirmation import ConfirmationAdmin
 from .list_filters import CAUSE, Filter
@@ -70,8 +68,6 @@ class CausesAdmin(ConfirmationAdmin):
 
     def groups_view(self, request: HttpRequest) -> HttpResponse:
         """Show the causes of dead events."""
-        if not self.has_view_or_change_permission(request):
-            raise PermissionDenied
         found = causes.load_causes(self.alias, MAX_CAUSES)
         causes.add_examples(self.alias, found.causes)
         causes.add_tenants(self.alias, found.causes)
@@ -98,7 +94,7 @@ class CausesAdmin(ConfirmationAdmin):
             "lately": number(cause.lately),
             "example": "" if example == message else example,
             "types": [
-                (each, count, self._list_url(request, "changelist", **chosen, event_type=each))
+                (each, count, links.url("outboxevent_changelist", **chosen, event_type=each))
                 for each, count in _most(cause.types)
             ],
             "further_types": max(len(cause.types) - MAX_NAMES, 0),
@@ -114,7 +110,7 @@ class CausesAdmin(ConfirmationAdmin):
             "oldest": display.since(gettext("%s ago"), cause.oldest, now),
             "new_since": clock(cause.oldest, now) if cause.oldest and cause.oldest >= since else "",
             "actions": [
-                (each, self._list_url(request, f"{each.name}_all", **chosen))
+                (each, links.url(f"outboxevent_{each.name}_all", **chosen))
                 for each in (REPLAY, DISCARD)
                 if may(request, each.permission)
             ],
@@ -123,9 +119,6 @@ class CausesAdmin(ConfirmationAdmin):
                 *(link for each in listeners for link in self.pause_links(request, listener=each)),
             ],
         }
-
-    def _list_url(self, request: HttpRequest, page: str, **filters: str) -> str:
-        return f"{self.url(request, page)}?{urlencode(filters)}"
 
 
 def _most(counts: Counter[str]) -> list[tuple[str, str]]:

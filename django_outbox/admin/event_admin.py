@@ -5,34 +5,31 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 from typing import Any, Final, cast
-from urllib.parse import urlencode
 
 from django.contrib import admin, messages
 from django.contrib.admin import AdminSite
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
-from django.contrib.admin.utils import quote, unquote
-from django.db import connections, transaction
+from django.contrib.admin.utils import unquote
+from django.db import connections
 from django.db.models import Exists
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
-from django.urls import URLPattern, path
+from django.urls import URLPattern
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
-from django.views.decorators.http import require_http_methods
 
 from .. import doorbell
 from ..conf import current
 from ..events import aggregate_label, spellings
 from ..inspection.fate import fates_of
 from ..models import OutboxEvent, OutboxOperation, OutboxQuerySet
-from ..models.fields import DatabaseNow
 from ..sql import dialect_of
-from . import columns, display, error_groups
+from . import columns, display, error_groups, links
 from .actions import ACTIONS, BULK_ACTIONS, DISCARD, REPLAY, RUN_NOW, EventAction
 from .changelist import LONG_TEXTS, EventList, EventSelection
 from .confirmation import PaceForm, question
 from .list_filters import EventTypeFilter, ListenerFilter, QueueFilter, StateFilter, WrittenFilter
-from .read_only import may, reverse
+from .read_only import may
 
 NEIGHBOURS: Final = 3  # deliveries of its key on either side that the page of one shows
 NEAR: Final = 5000  # rows written before one, and after it, among which done ones are searched
@@ -67,11 +64,6 @@ class OutboxEventAdmin(error_groups.CausesAdmin):
 
     # --- reading ------------------------------------------------------------------------------
 
-    def get_queryset(self, request: HttpRequest) -> OutboxQuerySet:
-        """Annotate ``seen_at``, the database's current time."""
-        events: Any = super().get_queryset(request)
-        return cast("OutboxQuerySet", events.annotate(seen_at=DatabaseNow()))
-
     def get_search_results(
         self, request: HttpRequest, queryset: Any, search_term: str
     ) -> tuple[Any, bool]:
@@ -97,6 +89,12 @@ class OutboxEventAdmin(error_groups.CausesAdmin):
 
     # --- actions ----------------------------------------------------------------------------------
 
+    def has_replay_permission(self, request: HttpRequest) -> bool:
+        return may(request, "replay_outboxevent")
+
+    def has_discard_permission(self, request: HttpRequest) -> bool:
+        return may(request, "discard_outboxevent")
+
     @admin.action(permissions=["replay"], description=_("Replay dead deliveries"))
     def replay(self, request: HttpRequest, queryset: OutboxQuerySet) -> HttpResponse | None:
         return self._apply_to_ticked(request, REPLAY)
@@ -119,31 +117,15 @@ class OutboxEventAdmin(error_groups.CausesAdmin):
         return self.apply_or_confirm(request, action, request.POST.getlist(ACTION_CHECKBOX_NAME))
 
     def get_urls(self) -> list[URLPattern]:
-        return [
-            self._path("groups/", "groups", self.groups_view),
-            *(
-                self._path(
-                    f"all/{each.name}/", f"{each.name}_all", partial(self.bulk_view, action=each)
-                )
-                for each in BULK_ACTIONS
-            ),
-            *(
-                self._path(
-                    f"<path:object_id>/{each.name}/",
-                    each.name,
-                    partial(self.event_view, action=each),
-                )
-                for each in ACTIONS
-            ),
-            *super().get_urls(),
-        ]
-
-    def _path(self, route: str, name: str, view: Any) -> URLPattern:
-        """Return a URL pattern whose view ignores ATOMIC_REQUESTS, because batches commit."""
-        allowed = require_http_methods(["GET", "HEAD", "POST"])(view)
-        guarded = transaction.non_atomic_requests(self.admin_site.admin_view(allowed))
-        name = f"{self.opts.app_label}_{self.opts.model_name}_{name}"
-        return cast("URLPattern", path(route, guarded, name=name))
+        pages: list[Any] = [("groups/", "groups", self.groups_view)]
+        for each in BULK_ACTIONS:
+            view = partial(self.bulk_view, action=each)
+            pages.append((f"all/{each.name}/", f"{each.name}_all", view))
+        for each in ACTIONS:
+            view = partial(self.event_view, action=each)
+            pages.append((f"<path:object_id>/{each.name}/", each.name, view))
+        own = [self.page(*each, "GET", "HEAD", "POST") for each in pages]
+        return [*own, *super().get_urls()]
 
     def event_view(
         self, request: HttpRequest, object_id: str, *, action: EventAction
@@ -153,12 +135,12 @@ class OutboxEventAdmin(error_groups.CausesAdmin):
         event_id = unquote(object_id)
         exists = self.get_object(request, event_id) is not None
         if request.method != "POST" and exists:
-            context = {"back_url": self.url(request, "change", object_id)}
+            context = {"back_url": self.url(request, "change", event_id)}
             return self.confirm(request, action, [event_id], hidden={}, **context)
         if request.method == "POST":
             self.apply(request, action, [event_id])
             exists = self.get_object(request, event_id) is not None
-        page = ("change", object_id) if exists else ("changelist",)
+        page = ("change", event_id) if exists else ("changelist",)
         return HttpResponseRedirect(self.url(request, *page))
 
     def bulk_view(self, request: HttpRequest, *, action: EventAction) -> HttpResponse:
@@ -190,12 +172,11 @@ class OutboxEventAdmin(error_groups.CausesAdmin):
             self.message_user(request, text, messages.ERROR)
             return HttpResponseRedirect(back)
         doorbell.ring(connections[self.alias])
-        operations = reverse("admin:django_outbox_outboxoperation_changelist")
+        operations = links.url("outboxoperation_changelist")
         return HttpResponseRedirect(back if operations == "#" else operations)
 
     def _bulk_url(self, request: HttpRequest, action: EventAction) -> str:
-        name = f"admin:django_outbox_outboxevent_{action.name}_all"
-        return f"{reverse(name)}?{request.GET.urlencode()}"
+        return f"{links.url(f'outboxevent_{action.name}_all')}?{request.GET.urlencode()}"
 
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
@@ -233,7 +214,7 @@ class OutboxEventAdmin(error_groups.CausesAdmin):
         allowed: Any = itself.values(**fit).first()
         pause = display.pause_of(event.fate)
         context["outbox_actions"] = [
-            {"action": action, "url": self.url(request, action.name, quote(event.pk))}
+            {"action": action, "url": self.url(request, action.name, event.pk)}
             for action in ACTIONS
             if allowed[action.name] and may(request, action.permission)
             if not (action is RUN_NOW and pause)  # which would still hold it
@@ -274,16 +255,15 @@ def related_links(
     request: HttpRequest, event: OutboxEvent, site: AdminSite
 ) -> Iterator[tuple[str, str]]:
     """Yield links to the event's object, and to the lists of the events related to it."""
-    events = reverse("admin:django_outbox_outboxevent_changelist")
     about = aggregate_label(event.aggregate_type, event.aggregate_id)
     if url := _object_url(request, event, site):
         yield gettext("Object %s") % about, url
     if event.aggregate_id is not None:
         same = {"aggregate_type": event.aggregate_type, "aggregate_id": event.aggregate_id}
-        yield gettext("Events of %s") % about, f"{events}?{urlencode(same)}"
+        yield gettext("Events of %s") % about, links.url("outboxevent_changelist", **same)
     if event.key is not None:
-        of_stream = urlencode({"stream": event.stream})
-        yield gettext("Events of key %s") % event.key, f"{events}?{of_stream}"
+        of_key = links.url("outboxevent_changelist", stream=event.stream)
+        yield gettext("Events of key %s") % event.key, of_key
 
 
 def _object_url(request: HttpRequest, event: OutboxEvent, site: AdminSite) -> str | None:
@@ -296,5 +276,5 @@ def _object_url(request: HttpRequest, event: OutboxEvent, site: AdminSite) -> st
         return None
     if not site.get_model_admin(model).has_view_permission(request):
         return None
-    name = f"admin:{model._meta.app_label}_{model._meta.model_name}_change"
-    return reverse(name, args=[quote(event.aggregate_id)])
+    page = f"{model._meta.model_name}_change"
+    return links.url(page, event.aggregate_id, app=model._meta.app_label)

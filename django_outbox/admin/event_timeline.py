@@ -19,7 +19,7 @@ from ..inspection.fate import Fate
 from ..listeners.history import Entry, entries
 from ..listeners.outcomes import Status
 from ..models import OutboxEvent, OutboxWorker
-from . import dashboard_links, display, redaction
+from . import display, links, redaction
 
 MAX_LOG_ENTRIES = 20  # newest entries of the admin's log that are shown
 MAX_ENTRY_LENGTH = 120  # characters of one entry that are shown
@@ -116,7 +116,7 @@ def deliveries(event: Any) -> str | SafeString:
 
 def _cells(fate: Fate, history: str | None, now: datetime) -> tuple[Any, ...]:
     title = fate.listener or _("no listener yet")
-    name = dashboard_links.event(fate.id, title) if fate.id else title
+    name = links.event(fate.id, title) if fate.id else title
     state = display.badge(fate.state), display.timing(fate, now)
     told = ((display.exact(at), text) for at, text in map(_entry, entries(history)))
     steps = format_html_join("", '<li><span dir="ltr">{}</span> {}</li>', told)

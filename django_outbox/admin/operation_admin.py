@@ -8,21 +8,19 @@ from django.contrib import admin
 from django.core.exceptions import PermissionDenied
 from django.db.models import Case, QuerySet, Value, When
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.urls import URLPattern, path
+from django.urls import URLPattern
 from django.utils.formats import number_format
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.text import capfirst
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
-from django.views.decorators.http import require_POST
 
 from ..models import OutboxOperation, live_workers
-from ..models.fields import DatabaseNow
 from ..queue_settings import per_second
-from . import display
+from . import display, links
 from .actions import ACTIONS
-from .read_only import ReadOnlyAdmin, may, reverse
+from .read_only import ReadOnlyAdmin, may
 
 PERMISSIONS: Final = {each.kind: each.permission for each in ACTIONS}
 FIELDS: Final = (
@@ -105,6 +103,7 @@ def _count(number: int) -> str:
 class OutboxOperationAdmin(ReadOnlyAdmin):
     """The operations that are running come first; who may begin one may stop it."""
 
+    viewed_with = ("view_outboxevent",)
     list_display = ["kind", about, progress, "by", began]
     list_display_links = None
     list_filter = ["state", "kind"]
@@ -112,15 +111,11 @@ class OutboxOperationAdmin(ReadOnlyAdmin):
     ordering = [Case(When(state=OPEN, then=Value(0)), default=Value(1)).asc(), "-id"]
     sortable_by = ()
 
-    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return super().has_view_permission(request, obj) or may(request, "view")
-
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        """Annotate ``seen_at``, the database's current time, and whether the user may stop it."""
+        """Annotate ``stops``: whether the user may stop it."""
         mine = [kind for kind, permission in PERMISSIONS.items() if may(request, permission)]
         stops = Case(When(state=OPEN, kind__in=mine, then=Value(True)), default=Value(False))
-        rows: Any = super().get_queryset(request)
-        annotated: QuerySet[Any] = rows.annotate(seen_at=DatabaseNow(), stops=stops)
+        annotated: QuerySet[Any] = super().get_queryset(request).annotate(stops=stops)
         return annotated
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
@@ -129,20 +124,18 @@ class OutboxOperationAdmin(ReadOnlyAdmin):
     get_readonly_fields = get_fields
 
     def get_urls(self) -> list[URLPattern]:
-        view = self.admin_site.admin_view(require_POST(self.stop_view))
-        name = f"{self.opts.app_label}_{self.opts.model_name}_stop"
-        return [path("<int:object_id>/stop/", view, name=name), *super().get_urls()]
+        stop = self.page("<int:object_id>/stop/", "stop", self.stop_view, "POST")
+        return [stop, *super().get_urls()]
 
     def stop_view(self, request: HttpRequest, object_id: int) -> HttpResponse:
         found = self.get_queryset(request).filter(pk=object_id)
-        if not self.has_view_permission(request) or not found.filter(stops=True):
+        if not found.filter(stops=True):
             raise PermissionDenied
         OutboxOperation.objects.using(found.db).filter(pk=object_id).stop(
             by=request.user.get_username()
         )
         self.message_user(request, gettext("Stopped. What is done stays done."))
-        url = f"admin:{self.opts.app_label}_{self.opts.model_name}_changelist"
-        return HttpResponseRedirect(reverse(url))
+        return HttpResponseRedirect(links.url("outboxoperation_changelist"))
 
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, cast
+from typing import Any
 
 from django import forms
 from django.contrib import admin
@@ -19,11 +19,10 @@ from .. import doorbell
 from ..events import as_utc
 from ..inspection.listeners import unknown_name
 from ..models import OutboxPause, PauseQuerySet
-from ..models.fields import DatabaseNow
 from ..models.pause_queryset import pause_error, settable_kinds, until_error
 from ..sql import dialect_of
 from . import display
-from .read_only import INPUT, ReadOnlyAdmin
+from .read_only import INPUT, ReadOnlyAdmin, may
 
 
 class PauseForm(forms.ModelForm):  # type: ignore[type-arg]
@@ -108,6 +107,7 @@ class OutboxPauseAdmin(ReadOnlyAdmin):
     An open circuit breaker is shown here, too. It cannot be added, but ended.
     """
 
+    viewed_with = ("pause_outboxpause", "resume_outboxpause")
     form = PauseForm
     list_display = ["__str__", since, until, "paused_by", "reason"]
     list_per_page = 25
@@ -117,19 +117,10 @@ class OutboxPauseAdmin(ReadOnlyAdmin):
     actions = ["resume"]
 
     def has_add_permission(self, request: HttpRequest) -> bool:
-        return request.user.has_perm("django_outbox.pause_outboxpause")
+        return may(request, "pause_outboxpause")
 
     def has_resume_permission(self, request: HttpRequest) -> bool:
-        return request.user.has_perm("django_outbox.resume_outboxpause")
-
-    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Allow users who may pause or resume to see what is paused."""
-        may_view = super().has_view_permission(request, obj)
-        return may_view or self.has_add_permission(request) or self.has_resume_permission(request)
-
-    def get_queryset(self, request: HttpRequest) -> PauseQuerySet:
-        pauses = cast("PauseQuerySet", super().get_queryset(request))
-        return pauses.annotate(seen_at=DatabaseNow())
+        return may(request, "resume_outboxpause")
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
         if obj is None:

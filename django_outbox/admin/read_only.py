@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextvars import ContextVar
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Final
 
-from django import urls
 from django.contrib import admin
-from django.contrib.auth import get_permission_codename
-from django.db import router
+from django.core.exceptions import PermissionDenied
+from django.db import router, transaction
 from django.db.models import QuerySet
-from django.http import HttpRequest
-from django.urls import NoReverseMatch
+from django.http import HttpRequest, HttpResponseBase
+from django.urls import URLPattern, path
+from django.views.decorators.http import require_http_methods
 
-from ..models import OutboxEvent
+from ..models.fields import DatabaseNow
+from . import links
 
 INPUT: Final = {"class": "outbox-input"}  # attributes of a field that other themes do not know
-
-_site: ContextVar[str] = ContextVar("outbox_site", default="admin")  # that answers the request
 
 
 class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
@@ -27,6 +25,8 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     It reads from the database that events are written to, never from a replica.
     """
 
+    # Permissions that allow users to see the table, besides its own.
+    viewed_with: ClassVar[Sequence[str]] = ()
     show_full_result_count = False
     show_facets = admin.ShowFacets.NEVER  # facets count the whole table for each filter
     view_on_site = False
@@ -44,33 +44,41 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Have links lead to the pages of this site: each view asks this first."""
-        _site.set(self.admin_site.name)
-        return super().has_view_permission(request, obj)
-
-    def has_replay_permission(self, request: HttpRequest) -> bool:
-        return may(request, "replay")
-
-    def has_discard_permission(self, request: HttpRequest) -> bool:
-        return may(request, "discard")
+        links.site.set(self.admin_site.name)
+        own = super().has_view_permission(request, obj)
+        return own or any(may(request, each) for each in self.viewed_with)
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        return super().get_queryset(request).using(router.db_for_write(self.model))
+        """Annotate ``seen_at``, the database's current time."""
+        rows = super().get_queryset(request).using(router.db_for_write(self.model))
+        annotated: QuerySet[Any] = rows.annotate(seen_at=DatabaseNow())
+        return annotated
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
         if "\0" in object_id:  # PostgreSQL would raise; other databases find nothing
             return None
         return super().get_object(request, object_id, from_field)
 
+    def page(
+        self, route: str, name: str, view: Callable[..., HttpResponseBase], *methods: str
+    ) -> URLPattern:
+        """Return a URL pattern for users who may see the table.
 
-def reverse(name: str, *, args: Sequence[Any] = ()) -> str:
-    """Return the URL of a page on the site that answers the request; "#" if it does not have it."""
-    try:
-        return urls.reverse(name, args=args, current_app=_site.get())
-    except NoReverseMatch:
-        return "#"
+        The view ignores ATOMIC_REQUESTS, because batches commit.
+        """
+
+        def guarded(request: HttpRequest, *args: Any, **options: Any) -> HttpResponseBase:
+            if not self.has_view_permission(request):
+                raise PermissionDenied
+            request.current_app = self.admin_site.name
+            return view(request, *args, **options)
+
+        allowed = require_http_methods([*methods])(guarded)
+        name = f"{self.opts.app_label}_{self.opts.model_name}_{name}"
+        own = transaction.non_atomic_requests(self.admin_site.admin_view(allowed))
+        return path(route, own, name=name)
 
 
 def may(request: HttpRequest, permission: str) -> bool:
-    """Return whether the user has this permission of ``OutboxEvent``, such as "replay"."""
-    meta = OutboxEvent._meta
-    return request.user.has_perm(f"{meta.app_label}.{get_permission_codename(permission, meta)}")
+    """Return whether the user has a permission of the outbox, such as "replay_outboxevent"."""
+    return request.user.has_perm(f"django_outbox.{permission}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from django.contrib import admin
 from django.contrib.admin.views.main import ChangeList
@@ -14,10 +14,9 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ..listeners.outcomes import Status
-from ..models import OutboxStream, StreamQuerySet
-from ..models.fields import DatabaseNow
+from ..models import OutboxStream
 from ..models.stream_queryset import MAX_BACKLOG
-from . import columns, dashboard_links, display
+from . import columns, display, links
 from .changelist import BoundedList
 from .list_filters import Filter
 from .read_only import ReadOnlyAdmin
@@ -76,7 +75,7 @@ def head(stream: Any) -> str:
         return ""
     return format_html(
         "{} {} {} {}",
-        dashboard_links.event(event.pk, display.delivery(event)),
+        links.event(event.pk, display.delivery(event)),
         display.badge(HEAD_STATES[event.status]),
         display.technical(event.pk),
         display.first_line(event.last_error),
@@ -109,11 +108,6 @@ class OutboxStreamAdmin(ReadOnlyAdmin):
     ordering = ["stream"]  # the primary key, whichever state is chosen
     search_fields = ["stream__of_key"]
     search_help_text = _("The complete key of a stream.")
-
-    def get_queryset(self, request: HttpRequest) -> StreamQuerySet:
-        """Annotate ``seen_at``, the database's current time."""
-        streams = cast("StreamQuerySet", super().get_queryset(request))
-        return streams.annotate(seen_at=DatabaseNow())
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
         stream = super().get_object(request, object_id, from_field)
