@@ -85,8 +85,7 @@ def visitor(*codenames: str, is_staff: bool = True, **options: Any) -> Client:
 def act(client: Client, verb: str, *events: OutboxEvent | str, **more: Any) -> Any:
     """Select the events in the list, run the action, and confirm it."""
     ids = [getattr(event, "pk", event) for event in events]
-    asked = {"outbox_event": ids, "outbox_confirmed": "yes"}
-    return tick(client, verb, *ids, **asked, **more)
+    return tick(client, verb, *ids, outbox_confirmed="yes", **more)
 
 
 def tick(client: Client, verb: str, *ids: str, **more: Any) -> Any:

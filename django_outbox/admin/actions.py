@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from django.contrib.admin.models import CHANGE, DELETION, LogEntry
@@ -31,8 +31,7 @@ class EventAction:
     hint: Any  # what happens to the deliveries
     log_message: Any  # in the admin's log of one event
     result_message: Any  # formatted with the number of deliveries
-    log_flag: int  # action_flag of the LogEntry
-    takes_rate: bool = False  # users may choose how fast
+    log_flag: int = CHANGE  # action_flag of the LogEntry
 
     @property
     def name(self) -> str:
@@ -58,8 +57,6 @@ REPLAY: Final = EventAction(
     ),
     log_message=_("Replayed."),
     result_message=ngettext_lazy("%d delivery was replayed.", "%d deliveries were replayed."),
-    log_flag=CHANGE,
-    takes_rate=True,
 )
 DISCARD: Final = EventAction(
     kind=Kind.DISCARD,
@@ -82,7 +79,6 @@ RUN_NOW: Final = EventAction(
     ),
     log_message=_("Made due now."),
     result_message=ngettext_lazy("%d delivery was made due.", "%d deliveries were made due."),
-    log_flag=CHANGE,
 )
 SKIP: Final = EventAction(
     kind=Kind.SKIP,
@@ -95,7 +91,6 @@ SKIP: Final = EventAction(
     ),
     log_message=_("Skipped."),
     result_message=ngettext_lazy("%d delivery was skipped.", "%d deliveries were skipped."),
-    log_flag=CHANGE,
 )
 BULK_ACTIONS: Final = (REPLAY, RUN_NOW, DISCARD)  # actions for all events that match a filter
 ACTIONS: Final = (*BULK_ACTIONS, SKIP)
@@ -112,52 +107,20 @@ def amount(deliveries: int, events: int | None = None) -> str:
     return text_of % {"deliveries": text, "events": events}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ActionResult:
-    """The result of an action for the deliveries that a user chose."""
-
-    action: EventAction
-    done: int
-    unavailable: int  # deleted, locked or changed before the action reached them
-    not_applicable: Counter[int] = field(default_factory=Counter)  # by status
-    last_at: str = ""  # when the last one is due, if they are due one after the other
-
-    def __str__(self) -> str:
-        sentences = [str(self.action.result_message % self.done)]
-        if self.last_at:
-            text = gettext("They are due one after the other, the last at %s.")
-            sentences.append(text % self.last_at)
-        if count := self.not_applicable.total():
-            by_status = sorted(self.not_applicable.items())
-            states = ", ".join(f"{n} {OutboxEvent.Status(each).label}" for each, n in by_status)
-            text = ngettext(
-                "%(count)d was skipped because of its state: %(states)s.",
-                "%(count)d were skipped because of their state: %(states)s.",
-                count,
-            )
-            sentences.append(text % {"count": count, "states": states})
-        if self.unavailable:
-            sentences.append(
-                ngettext(
-                    "%d was skipped because it is gone or has changed meanwhile.",
-                    "%d were skipped because they are gone or have changed meanwhile.",
-                    self.unavailable,
-                )
-                % self.unavailable
-            )
-        return " ".join(sentences)
+def chosen(ids: Iterable[str], alias: str) -> OutboxQuerySet:
+    valid = {each for each in ids if "\0" not in each}  # which PostgreSQL rejects
+    return OutboxEvent.objects.using(alias).filter(pk__in=valid)
 
 
 def apply_at_once(
     action: EventAction, ids: Sequence[str], *, alias: str, user: Any, rate: str | None
-) -> ActionResult:
+) -> tuple[int, str]:
     """Apply the action in batches to those of these events that allow it.
 
-    The log of operations gets one row. One event gets an entry in the admin's log, too.
+    The log of operations gets one row. One event gets an entry in the admin's log, too. Return how
+    many deliveries the action changed, and what to say to the user.
     """
-    valid = [each for each in ids if "\0" not in each]
-    events = OutboxEvent.objects.using(alias)
-    rows = events.filter(pk__in=valid)
+    events, rows = OutboxEvent.objects.using(alias), chosen(ids, alias)
     fit = sorted(action.applicable(rows).values_list("pk", flat=True))
     others = Counter(rows.exclude(pk__in=fit).values_list("status", flat=True))
     one = [*rows.filter(pk__in=fit[:2]).defer(*LONG_TEXTS)]
@@ -172,10 +135,27 @@ def apply_at_once(
         LogEntry.objects.log_actions(
             user.pk, one, action.log_flag, str(action.log_message), single_object=True
         )
-    return ActionResult(
-        action=action,
-        done=done,
-        not_applicable=others,
-        unavailable=max(len({*ids}) - done - others.total(), 0),
-        last_at=display.exact(spacing.last_at) if spacing else "",
-    )
+    sentences = [str(action.result_message % done)]
+    if spacing and (last_at := display.exact(spacing.last_at)):
+        sentences.append(gettext("They are due one after the other, the last at %s.") % last_at)
+    # Others were deleted, locked or changed before the action reached them.
+    sentences += _left_out(others, max(len({*ids}) - done - others.total(), 0))
+    return done, " ".join(sentences)
+
+
+def _left_out(by_status: Counter[int], unavailable: int) -> Iterator[str]:
+    if count := by_status.total():
+        states = (f"{n} {OutboxEvent.Status(each).label}" for each, n in sorted(by_status.items()))
+        text = ngettext(
+            "%(count)d was skipped because of its state: %(states)s.",
+            "%(count)d were skipped because of their state: %(states)s.",
+            count,
+        )
+        yield text % {"count": count, "states": ", ".join(states)}
+    if unavailable:
+        text = ngettext(
+            "%d was skipped because it is gone or has changed meanwhile.",
+            "%d were skipped because they are gone or have changed meanwhile.",
+            unavailable,
+        )
+        yield text % unavailable

@@ -12,7 +12,7 @@ from django.contrib.admin.templatetags.admin_urls import add_preserved_filters
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.db import router
 from django.db.models import Count
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
@@ -20,14 +20,13 @@ from django.utils.translation import gettext_lazy as _
 from ..models import OutboxEvent, OutboxPause, OutboxQuerySet
 from ..queue_settings import is_rate, per_second
 from . import display, links
-from .actions import EventAction, amount, apply_at_once
+from .actions import REPLAY, EventAction, amount, apply_at_once, chosen
 from .changelist import LONG_TEXTS, within_time
 from .read_only import INPUT, ReadOnlyAdmin, may
 
 SHOWN: Final = 20  # deliveries that a confirmation page lists
 CONFIRMED_FIELD: Final = "outbox_confirmed"  # form field: the user has confirmed
 RATES: Final = ("100/m", "10/s", "100/s")  # that the page suggests
-EVENT_IDS_FIELD: Final = "outbox_event"  # form field: the ids of the confirmed rows
 
 
 class PaceForm(forms.Form):
@@ -45,7 +44,7 @@ class PaceForm(forms.Form):
         super().__init__(data)
         for field in self.fields.values():
             field.widget.attrs |= INPUT
-        if not action.takes_rate:
+        if action is not REPLAY:
             del self.fields["rate"]
         if not is_bulk:
             del self.fields["limit"]
@@ -67,14 +66,12 @@ def question(action: EventAction, rows: OutboxQuerySet) -> dict[str, Any]:
     found = within_time(rows, lambda: (rows.aggregate(**counts), [*newest]))
     if found is None:
         asked = gettext("%(label)s: all that match") % {"label": action.label}
-        return {"question": asked, "count": None, "is_all": False, "is_possible": True}
+        return {"question": asked, "count": None}
     counted, shown = found
     count = counted["deliveries"]
     return {
         "question": action.question % amount(**counted),
         "count": count,
-        "is_all": True,
-        "is_possible": count > 0,
         "deliveries": [(display.delivery(each), each.pk) for each in shown],
         "further": max(count - SHOWN, 0),
         "rates": [(each, display.duration(count / per_second(each))) for each in RATES],
@@ -84,27 +81,21 @@ def question(action: EventAction, rows: OutboxQuerySet) -> dict[str, Any]:
 class ConfirmationAdmin(ReadOnlyAdmin):
     """Applies actions to events, if the user has the permission and has confirmed."""
 
-    def apply_or_confirm(
-        self, request: HttpRequest, action: EventAction, ids: Sequence[str]
-    ) -> TemplateResponse | None:
-        """Apply the action to the confirmed events, or else ask to confirm these."""
-        self.require_permission(request, action)
+    def apply_or_confirm(self, request: HttpRequest, action: EventAction) -> HttpResponse | None:
+        """Apply the action to the ticked events if the user has confirmed it, or else ask."""
         ticked = request.POST.getlist(ACTION_CHECKBOX_NAME)
-        if CONFIRMED_FIELD in request.POST:
-            ids = request.POST.getlist(EVENT_IDS_FIELD)
-            if self.apply(request, action, ids):
-                return None
-        hidden = {"action": [action.name], ACTION_CHECKBOX_NAME: ticked} if ticked else {}
-        return self.confirm(request, action, ids, hidden=hidden)
+        if CONFIRMED_FIELD in request.POST and self.apply(request, action, ticked):
+            return None
+        hidden = {"action": [action.name], ACTION_CHECKBOX_NAME: ticked}
+        return self.confirm(request, action, ticked, hidden=hidden)
 
     def apply(self, request: HttpRequest, action: EventAction, ids: Sequence[str]) -> bool:
         """Apply the action and say what it did; return False if the form is not valid."""
         if not (form := PaceForm(request.POST, action=action, is_bulk=False)).is_valid():
             return False
         rate = form.cleaned_data.get("rate")
-        result = apply_at_once(action, ids, alias=self.alias, user=request.user, rate=rate)
-        level = messages.SUCCESS if result.done else messages.WARNING
-        self.message_user(request, str(result), level)
+        done, text = apply_at_once(action, ids, alias=self.alias, user=request.user, rate=rate)
+        self.message_user(request, text, messages.SUCCESS if done else messages.WARNING)
         return True
 
     def confirm(
@@ -117,16 +108,13 @@ class ConfirmationAdmin(ReadOnlyAdmin):
         **extra: Any,
     ) -> TemplateResponse:
         """Return the confirmation page: the action, its deliveries, and how many are left out."""
-        valid_ids = [each for each in dict.fromkeys(ids) if "\0" not in each]
-        chosen = OutboxEvent.objects.using(self.alias).filter(pk__in=valid_ids)
-        applicable = action.applicable(chosen)
-        asked, posted = question(action, applicable), request.POST
-        data = posted if CONFIRMED_FIELD in posted else None
+        asked = question(action, action.applicable(chosen(ids, self.alias)))
+        data = request.POST if CONFIRMED_FIELD in request.POST else None
         context = {
             **asked,
             "form": PaceForm(data, action=action, is_bulk=False) if asked["count"] != 1 else None,
             "left_out": len({*ids}) - (asked["count"] or 0),
-            "hidden": {**hidden, EVENT_IDS_FIELD: ids, CONFIRMED_FIELD: ["yes"]},
+            "hidden": {**hidden, CONFIRMED_FIELD: ["yes"]},
         }
         return self.render_page(request, "confirm.html", action, {**context, **extra})
 

@@ -62,17 +62,25 @@ class Section:
             return self
         return replace(self, rows=self.rows[:most], count=self.count or str(len(self.rows)))
 
+    def without_buttons(self) -> Section:
+        rows = [each[:-1] for each in self.rows]
+        return replace(self, rows=rows, columns=self.columns[:-1])
+
 
 def sections(
     overview: Overview, problems: Sequence[Problem], permissions: Permissions
 ) -> list[Section]:
     """Return the tables: those of problems first; but for queues and workers, no empty ones."""
     bad = {each.kind for each in problems if each.is_bad}
+    with_pause = [
+        _dead(overview).short(),
+        _queues(overview, needs_attention=bool(bad & {"late", "unserved"})),
+        _listeners(overview).short(MAX_LISTENERS),
+    ]
+    held = _held(overview).short()
     every = [
-        _dead(overview, permissions).short(),
-        _queues(overview, permissions, needs_attention=bool(bad & {"late", "unserved"})),
-        _listeners(overview, permissions).short(MAX_LISTENERS),
-        _held(overview, permissions).short(),
+        *(each if "pause" in permissions else each.without_buttons() for each in with_pause),
+        held if "resume" in permissions else held.without_buttons(),
         _workers(overview, needs_attention=bool(bad & {"lost", "no_worker", "rescued"})).short(),
         _blocked(overview).short(),
     ]
@@ -83,20 +91,20 @@ def sections(
 # --- queues and listeners -------------------------------------------------------------------------
 
 
-def _queues(overview: Overview, permissions: Permissions, *, needs_attention: bool) -> Section:
+def _queues(overview: Overview, *, needs_attention: bool) -> Section:
     times = ["#" + _("wait p95"), "#" + _("run p95"), "#" + _("threads busy"), "#" + _("workers")]
     counts = ["#" + _("due"), "#" + _("late by"), "#" + _("held")]
     return Section(
         name="queues",
         title=_("Queues and relays"),
         is_wide=True,
-        columns=[_("queue"), *counts, *times, *[""] * ("pause" in permissions)],
-        rows=[_queue(each, permissions) for each in overview.queues],
+        columns=[_("queue"), *counts, *times, ""],
+        rows=[_queue(each) for each in overview.queues],
         needs_attention=needs_attention,
     )
 
 
-def _queue(each: QueueState, permissions: Permissions) -> Cells:
+def _queue(each: QueueState) -> Cells:
     """Return what is due in a queue; that of a relay has where it sends to."""
     relay = each.relay
     about = [
@@ -115,11 +123,11 @@ def _queue(each: QueueState, permissions: Permissions) -> Cells:
         *_times(each),
         _("%(busy)d of %(all)d") % {"busy": busy, "all": threads} if threads else "",
         str(each.workers),
-        *_pause_button(permissions, "queue", each.name, is_held="queue" in each.holds),
+        "" if "queue" in each.holds else _pause_button("queue", each.name),
     )
 
 
-def _listeners(overview: Overview, permissions: Permissions) -> Section:
+def _listeners(overview: Overview) -> Section:
     """Return what waits for each listener, and how it did in the last five minutes."""
     counts = [_("due"), _("late by"), _("held"), _("done/min")]
     times = [_("wait p95"), _("run p95"), _("threads busy")]
@@ -127,20 +135,16 @@ def _listeners(overview: Overview, permissions: Permissions) -> Section:
         name="listeners",
         title=_("Listeners"),
         is_wide=True,
-        columns=[
-            _("listener"),
-            _("queue"),
-            *("#" + each for each in (*counts, *times)),
-            *[""] * ("pause" in permissions),
-        ],
-        rows=[_listener(each, overview, permissions) for each in overview.listeners],
+        columns=[_("listener"), _("queue"), *("#" + each for each in (*counts, *times)), ""],
+        rows=[_listener(each, overview) for each in overview.listeners],
     )
 
 
-def _listener(each: ListenerState, overview: Overview, permissions: Permissions) -> Cells:
+def _listener(each: ListenerState, overview: Overview) -> Cells:
     unrouted = "" if each not in overview.unrouted else _("no listener here")
     title = each.listener or (_("with a key") if each.due or each.held else _("all others"))
     kind = "listener" if each.is_routed else "event_type"
+    is_held = any((one.kind, one.name) == (kind, each.listener) for one in overview.holds)
     return (
         format_html('{} <span class="outbox-late">{}</span>', title, unrouted),
         each.queue,
@@ -149,12 +153,7 @@ def _listener(each: ListenerState, overview: Overview, permissions: Permissions)
         number(each.done_per_minute) if each.done_per_minute else "",
         *_times(each),
         f"{each.threads_busy:.1f}" if each.threads_busy else "",
-        *_pause_button(
-            permissions,
-            kind,
-            each.listener,
-            is_held=any((one.kind, one.name) == (kind, each.listener) for one in overview.holds),
-        ),
+        "" if is_held else _pause_button(kind, each.listener),
     )
 
 
@@ -171,20 +170,15 @@ def _times(each: QueueState | ListenerState) -> list[str]:
     return ["" if each is None else precise(each) for each in (each.wait_p95, each.run_p95)]
 
 
-def _pause_button(
-    permissions: Permissions, kind: str, name: str, *, is_held: bool = False, reason: str = ""
-) -> list[str | SafeString]:
-    """Return the cell with the button that pauses this, if the user may."""
-    if "pause" not in permissions:
-        return []
-    given = {"kind": kind, "name": name, **({"reason": reason} if reason else {})}
-    return [links.pause(name, **given) if name and not is_held else ""]
+def _pause_button(kind: str, name: str, **reason: str) -> str:
+    """Return the button that pauses this; empty without a name."""
+    return links.pause(name, kind=kind, name=name, **reason) if name else ""
 
 
 # --- what needs a person --------------------------------------------------------------------------
 
 
-def _dead(overview: Overview, permissions: Permissions) -> Section:
+def _dead(overview: Overview) -> Section:
     causes = overview.causes
     others = len(causes.causes) - MAX_ROWS + causes.others
     note = ngettext("%s further cause.", "%s further causes.", others) % number(others)
@@ -198,16 +192,16 @@ def _dead(overview: Overview, permissions: Permissions) -> Section:
             "#" + _("deliveries"),
             "#" + _("last hour"),
             _("last"),
-            *[""] * ("pause" in permissions),
+            "",
         ],
-        rows=[_cause(each, overview, permissions) for each in causes.causes[:MAX_ROWS]],
+        rows=[_cause(each, overview) for each in causes.causes[:MAX_ROWS]],
         note=note if others > 0 else "",
         needs_attention=bool(causes.total),
         all_url=links.url("outboxevent_groups"),
     )
 
 
-def _cause(cause: Cause, overview: Overview, permissions: Permissions) -> Cells:
+def _cause(cause: Cause, overview: Overview) -> Cells:
     error, message = shown_title(cause)
     link = format_html(
         '<a href="{}">{}</a> <span class="outbox-message">{}</span>',
@@ -223,7 +217,7 @@ def _cause(cause: Cause, overview: Overview, permissions: Permissions) -> Cells:
         number(cause.count),
         number(cause.lately) if cause.lately else "",
         display.since(_("%s ago"), cause.newest, overview.now),
-        *_pause_button(permissions, kind, names[0], reason=error),
+        _pause_button(kind, names[0], **({"reason": error} if error else {})),
     )
 
 
@@ -235,26 +229,24 @@ def _named(texts: Iterable[str], most: int = MAX_NAMED) -> SafeString:
     return format_html("{}{}", named, _("and %d more") % further if further > 0 else "")
 
 
-def _held(overview: Overview, permissions: Permissions) -> Section:
+def _held(overview: Overview) -> Section:
     """Return what is held, by whom and until when."""
-    end = [""] if "resume" in permissions else []
     columns = [_("what"), "#" + _("held"), _("oldest"), _("since"), _("until"), _("by")]
     return Section(
         name="held",
         title=_("Held"),
         is_wide=True,
-        columns=[*columns, _("reason"), *end],
-        rows=[_hold(each, overview, permissions) for each in overview.holds],
+        columns=[*columns, _("reason"), ""],
+        rows=[_hold(each, overview) for each in overview.holds],
         needs_attention=bool(overview.holds),
         all_url=links.url("outboxpause_changelist"),
     )
 
 
-def _hold(each: Hold, overview: Overview, permissions: Permissions) -> Cells:
+def _hold(each: Hold, overview: Overview) -> Cells:
     is_dead = each.kind == DEAD
     label = _("dead event") if is_dead else OutboxPause.Kind(each.kind).label
     reason = Truncator(redaction.hide_in_text(each.reason)).chars(MAX_MESSAGE)
-    end = links.event(each.id, _("Open")) if is_dead else links.resume(each.id)
     return (
         format_html('<span class="quiet">{}</span> {}', label, each.name),
         number(each.count) if each.count else "",
@@ -263,7 +255,7 @@ def _hold(each: Hold, overview: Overview, permissions: Permissions) -> Cells:
         display.until(each.until, overview.now),
         each.by,
         format_html('<span class="outbox-message">{}</span>', reason),
-        *[end] * ("resume" in permissions),
+        links.event(each.id, _("Open")) if is_dead else links.resume(each.id),
     )
 
 

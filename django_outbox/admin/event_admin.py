@@ -8,7 +8,6 @@ from typing import Any, Final, cast
 
 from django.contrib import admin, messages
 from django.contrib.admin import AdminSite
-from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.utils import unquote
 from django.db import connections
 from django.db.models import Exists
@@ -114,7 +113,7 @@ class OutboxEventAdmin(error_groups.CausesAdmin):
         """
         if request.POST.get("select_across") == "1":
             return HttpResponseRedirect(self._bulk_url(request, action))
-        return self.apply_or_confirm(request, action, request.POST.getlist(ACTION_CHECKBOX_NAME))
+        return self.apply_or_confirm(request, action)
 
     def get_urls(self) -> list[URLPattern]:
         pages: list[Any] = [("groups/", "groups", self.groups_view)]

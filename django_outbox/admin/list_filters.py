@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from typing import Any, Final, NamedTuple
 
@@ -23,22 +23,16 @@ from ..models.pause_queryset import in_held_queue
 TYPES_SCAN_LIMIT: Final = 1000  # newest events whose types the filter offers
 BLOCKED_LIMIT: Final = 1000  # blocked streams whose events are listed, the next to be tried first
 CAUSE: Final = "cause"  # URL parameter: the digest of a cause
-PERIODS: Final = {
-    "hour": (_("Last hour"), timedelta(hours=1)),
-    "day": (_("Last 24 hours"), timedelta(days=1)),
-    "week": (_("Last 7 days"), timedelta(days=7)),
-    "month": (_("Last 30 days"), timedelta(days=30)),
-}
 BY_DUE_TIME: Final = ("available_at", "id")  # the earliest due time comes first
 NEWEST: Final = ("-id",)
 WAITING: Final = Q(available_at__gt=DatabaseNow(), locked_by=None)
 
 
 class State(NamedTuple):
-    """A state of events that the list's filter offers; an index finds each of them."""
+    """A state of rows that a list's filter offers; an index finds each of them."""
 
     label: Any  # lazily translated
-    of: Callable[[OutboxQuerySet], OutboxQuerySet]  # selects the events in it
+    of: Callable[[Any], Any]  # selects the rows in it
     ordering: tuple[str, ...] = BY_DUE_TIME
 
 
@@ -65,11 +59,30 @@ STATES: Final = {
 }
 
 
+def _within(**length: int) -> Callable[[OutboxQuerySet], OutboxQuerySet]:
+    """Return what selects the events written in such a time: a range of the ids, which have it."""
+
+    def select(rows: OutboxQuerySet) -> OutboxQuerySet:
+        return rows.filter(pk__gte=least_id(datetime.now(timezone.utc) - timedelta(**length)))
+
+    return select
+
+
+PERIODS: Final = {
+    "hour": State(_("Last hour"), _within(hours=1)),
+    "day": State(_("Last 24 hours"), _within(days=1)),
+    "week": State(_("Last 7 days"), _within(days=7)),
+    "month": State(_("Last 30 days"), _within(days=30)),
+}
+
+
 class Filter(admin.SimpleListFilter):
     """Filter that lists nothing for a value that it does not know, and says so."""
 
+    states: Mapping[str, State] = {}  # by value; empty: the values of the column
+
     def lookups(self, request: HttpRequest, model_admin: Any) -> Sequence[tuple[str, Any]]:
-        return []
+        return [(name, state.label) for name, state in self.states.items()]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         value = self.value()
@@ -78,14 +91,10 @@ class Filter(admin.SimpleListFilter):
         if "\0" in value:  # PostgreSQL rejects NUL
             raise IncorrectLookupParameters(self.parameter_name)
         try:
-            rows: QuerySet[Any] = self.filtered(queryset, value)
-            return rows
+            select = self.states[value].of if self.states else None
         except KeyError as error:
             raise IncorrectLookupParameters(self.parameter_name) from error
-
-    def filtered(self, rows: Any, value: str) -> Any:
-        """Return the rows with a value; raise ``KeyError`` if it is unknown."""
-        return rows.filter((self.parameter_name, value))
+        return select(queryset) if select else queryset.filter((self.parameter_name, value))
 
     def offered(self, names: set[str]) -> list[tuple[str, str]]:
         """Return names to choose from, with the chosen one; none if there is only one."""
@@ -98,25 +107,15 @@ class StateFilter(Filter):
 
     title = _("state")
     parameter_name = "state"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
-        return [(name, state.label) for name, state in STATES.items()]
-
-    def filtered(self, rows: Any, value: str) -> Any:
-        return STATES[value].of(rows).order_by()
+    states = STATES
 
 
 class WrittenFilter(Filter):
-    """Filter by the time written: a range of the ids, which contain it."""
+    """Filter by the time written."""
 
     title = _("written")
     parameter_name = "written"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
-        return [(name, label) for name, (label, _length) in PERIODS.items()]
-
-    def filtered(self, rows: Any, value: str) -> Any:
-        return rows.filter(pk__gte=least_id(datetime.now(timezone.utc) - PERIODS[value][1]))
+    states = PERIODS
 
 
 class EventTypeFilter(Filter):

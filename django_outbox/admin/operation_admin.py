@@ -13,13 +13,13 @@ from django.utils.formats import number_format
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.text import capfirst
-from django.utils.translation import gettext, ngettext
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ..models import OutboxOperation, live_workers
 from ..queue_settings import per_second
 from . import display, links
-from .actions import ACTIONS
+from .actions import ACTIONS, amount
 from .read_only import ReadOnlyAdmin, may
 
 PERMISSIONS: Final = {each.kind: each.permission for each in ACTIONS}
@@ -48,11 +48,13 @@ def about(operation: Any) -> str | SafeString:
 def progress(operation: Any) -> str | SafeString:
     """Return how far it is and how long it takes, with a button that stops it."""
     if operation.filters is None:  # it was done at once
-        return _count(operation.done) if operation.done else ""
+        return amount(operation.done) if operation.done else ""
     bar, state = "", operation.get_state_display()
     if operation.stopped_by:
         state = gettext("%(state)s by %(name)s") % {"state": state, "name": operation.stopped_by}
-    texts = [state, _done(operation), operation.rate, *_skipped(operation)]
+    texts = [state, _done(operation), operation.rate]
+    if operation.skipped:
+        texts.append(gettext("%d skipped") % operation.skipped)
     if operation.state == OPEN:
         bar = format_html(ENDLESS, gettext("Progress"))
         if (most := goal(operation)) is not None:
@@ -65,8 +67,8 @@ def progress(operation: Any) -> str | SafeString:
 
 def goal(operation: Any) -> int | None:
     """Return how many it is to process; None if nothing has counted them."""
-    known = [each for each in (operation.matched, operation.limit) if each is not None]
-    return None if operation.matched is None else int(min(known))
+    matched: int | None = operation.matched
+    return matched if None in (matched, operation.limit) else min(matched, operation.limit)
 
 
 def seconds_left(operation: Any) -> float | None:
@@ -84,20 +86,12 @@ def seconds_left(operation: Any) -> float | None:
 
 def _done(operation: Any) -> str:
     if (most := goal(operation)) is None:
-        return _count(operation.done)
+        return amount(operation.done)
     given = {
         "done": number_format(operation.done, force_grouping=True),
         "all": number_format(most, force_grouping=True),
     }
     return gettext("%(done)s of %(all)s") % given
-
-
-def _skipped(operation: Any) -> list[str]:
-    return [gettext("%d skipped") % operation.skipped] if operation.skipped else []
-
-
-def _count(number: int) -> str:
-    return ngettext("%d delivery", "%d deliveries", number) % number
 
 
 class OutboxOperationAdmin(ReadOnlyAdmin):

@@ -14,15 +14,20 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
 from ..listeners.outcomes import Status
-from ..models import OutboxStream
+from ..models import OutboxStream, StreamQuerySet
 from ..models.stream_queryset import MAX_BACKLOG
 from . import columns, display, links
 from .changelist import BoundedList
-from .list_filters import Filter
+from .list_filters import Filter, State
 from .read_only import ReadOnlyAdmin
 
 HEAD_STATES: Final = {Status.NEW: "waiting", Status.RETRY: "retrying", Status.DEAD: "dead"}
-STATES: Final = {"blocked": _("Blocked"), "due": _("Due"), "leased": _("Leased"), "all": _("All")}
+STATES: Final = {
+    "blocked": State(_("Blocked"), StreamQuerySet.blocked),
+    "due": State(_("Due"), StreamQuerySet.due),
+    "leased": State(_("Leased"), StreamQuerySet.leased),
+    "all": State(_("All"), StreamQuerySet.all),
+}
 
 
 class StateFilter(Filter):
@@ -30,20 +35,13 @@ class StateFilter(Filter):
 
     title = _("state")
     parameter_name = "state"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
-        return [*STATES.items()]
+    states = STATES
 
     def value(self) -> str:
         return super().value() or "blocked"
 
     def choices(self, changelist: ChangeList) -> Iterator[Any]:
         return islice(super().choices(changelist), 1, None)  # without a choice of no state
-
-    def filtered(self, rows: Any, value: str) -> Any:
-        if value not in STATES:
-            raise KeyError(value)
-        return rows if value == "all" else getattr(rows, value)().order_by()
 
 
 class StreamList(BoundedList):
