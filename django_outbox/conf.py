@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
@@ -16,85 +15,22 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
+from . import setting_rules as rules
 from .exceptions import did_you_mean
-from .queue_settings import DEFAULT_QUEUE, MAX_QUEUES, QueueSettings, queues_fault, queues_from
-from .relay_settings import DEFAULT_WORKERS, RelaySettings, relay_queues, relays_fault, relays_from
+from .queue_settings import (
+    DEFAULT_WORKERS,
+    MAX_QUEUES,
+    QueueSettings,
+    RelaySettings,
+    queues_from,
+    relays_from,
+)
+from .setting_rules import flag, identifier, integer, number, one_of, paths
 
 DAY = 86400.0
-CENTURY = 36_525 * DAY  # seconds; longer delays overflow some database's calendar
-IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,39}")  # PostgreSQL's 63 less our longest name
-
-Rule = Callable[[Any], str | None]  # returns what was expected; None if the value is valid
 
 
-def number(least: float, *, above: bool = False, optional: bool = False) -> Rule:
-    """Return a rule for seconds (never a bool): at least ``least``, or more with ``above``."""
-    expected = (
-        f"a number {'above' if above else 'of at least'} {least:g}, at most a century of seconds"
-        f"{', or None' * optional}"
-    )
-
-    def rule(value: Any) -> str | None:
-        if value is None:
-            return None if optional else expected
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            return expected
-        good = (value > least if above else value >= least) and value <= CENTURY
-        return None if good else expected
-
-    return rule
-
-
-def integer(least: int, *, optional: bool = False) -> Rule:
-    expected = f"a whole number of at least {least}{', or None' * optional}"
-
-    def rule(value: Any) -> str | None:
-        if value is None and optional:
-            return None
-        good = isinstance(value, int) and not isinstance(value, bool) and value >= least
-        return None if good else expected
-
-    return rule
-
-
-def one_of(*choices: Any) -> Rule:
-    return lambda value: None if value in choices else f"one of {list(choices)}"
-
-
-def module(value: Any) -> str | None:
-    good = isinstance(value, str) and all(part.isidentifier() for part in value.split("."))
-    return None if good else "the name of a module"
-
-
-def flag(value: Any) -> str | None:
-    return None if isinstance(value, bool) else "True or False"
-
-
-def identifier(value: Any) -> str | None:
-    good = value in ("", None) or (isinstance(value, str) and IDENTIFIER.fullmatch(value))
-    return None if good else "a plain identifier (letters, digits, underscores; 40 characters)"
-
-
-def paths(value: Any) -> str | None:
-    good = isinstance(value, (list, tuple)) and all(isinstance(path, str) for path in value)
-    return None if good else "a list of dotted paths"
-
-
-def weights(value: Any) -> str | None:
-    good = isinstance(value, (list, tuple)) and len(value) == 2 and not any(map(integer(1), value))
-    return None if good else "a pair of whole numbers (hot, cold), each at least 1"
-
-
-def doorbell(value: Any) -> str | None:
-    good = value is None or isinstance(value, str) or (isinstance(value, dict) and "kind" in value)
-    return None if good else 'a str, a dict with "kind", or None'
-
-
-def anything(value: Any) -> str | None:
-    return None
-
-
-def setting(default: Any, rule: Rule) -> Any:
+def setting(default: Any, rule: rules.Rule) -> Any:
     return field(default=default, metadata={"rule": rule})
 
 
@@ -111,17 +47,17 @@ class Settings:
     ASYNC_CONCURRENCY: int = setting(100, integer(1))
     # Async deliveries with a database connection, per queue and process; None: 2 × WORKERS.
     ASYNC_CONNECTIONS: int | None = setting(None, integer(1, optional=True))
-    QUEUES: Mapping[str, Any] | None = setting(None, queues_fault)
-    RELAYS: Mapping[str, Any] | None = setting(None, relays_fault)
+    QUEUES: Mapping[str, Any] | None = setting(None, rules.queues)
+    RELAYS: Mapping[str, Any] | None = setting(None, rules.relays)
     LISTENER_TIMEOUT: float | None = setting(None, number(0, above=True, optional=True))
     STUCK_AFTER: float = setting(600.0, number(0, above=True))
     HOT_QUEUE_CAPACITY: int = setting(1000, integer(1))  # events offered but not yet claimed
     COLD_QUEUE_CAPACITY: int = setting(1000, integer(1))  # claimed events waiting for a thread
     PREFETCH_BYTES: int = setting(64 * 1024**2, integer(1))  # of claimed payloads in memory
     BATCH_BYTES: int = setting(4 * 1024**2, integer(1))  # of payloads in one call; may overshoot
-    FAIRNESS: tuple[int, int] = setting((2, 1), weights)  # hot to cold claims when both wait
+    FAIRNESS: tuple[int, int] = setting((2, 1), rules.weights)  # hot to cold claims when both wait
     MAX_ATTEMPTS: int = setting(20, integer(1))  # executions, for policies without a limit
-    RETRY: Any = setting(None, anything)  # policy, dotted path or dict; None: Exponential()
+    RETRY: Any = setting(None, rules.anything)  # policy, dotted path or dict; None: Exponential()
     POLL_INTERVAL: float = setting(5.0, number(0, above=True))
     POLL_BATCH_SIZE: int = setting(500, integer(1))
     PROBE_INTERVAL: float = setting(0.2, number(0, above=True))
@@ -140,17 +76,17 @@ class Settings:
     MAX_PAYLOAD_BYTES: int = setting(1_048_576, integer(1))
     UNROUTABLE: str = setting("dead", one_of("dead", "retry", "ignore"))
     UNROUTABLE_GRACE: float = setting(600.0, number(0))
-    DOORBELL: Any = setting("auto", doorbell)
+    DOORBELL: Any = setting("auto", rules.doorbell)
     DOORBELL_INTERVAL: float = setting(0.005, number(0))
     ORDERING: str = setting("aggregate", one_of("aggregate", "global"))
     STOP_ON_FIRST_FAILURE: bool = setting(True, flag)
     ON_DEAD: str = setting("continue", one_of("continue", "block"))
-    SERIALIZER: Any = setting(None, anything)  # dotted path; None: JSON
+    SERIALIZER: Any = setting(None, rules.anything)  # dotted path; None: JSON
     WRITER_HOOKS: tuple[str, ...] = setting((), paths)
     CONTEXT_PROVIDERS: tuple[str, ...] = setting((), paths)
     INTERCEPTORS: tuple[str, ...] = setting((), paths)
     SIGNAL_BRIDGE: bool = setting(True, flag)
-    LISTENER_MODULE: str = setting("listeners", module)
+    LISTENER_MODULE: str = setting("listeners", rules.module)
     TABLE_PREFIX: str = setting("", identifier)
     SCHEMA: str | None = setting(None, identifier)  # PostgreSQL only; must exist
     METRICS_NAMESPACE: str = setting("outbox", identifier)
@@ -171,7 +107,7 @@ class Settings:
         return relays_from(self.RELAYS)
 
 
-RULES: Mapping[str, Rule] = {each.name: each.metadata["rule"] for each in fields(Settings)}
+RULES: Mapping[str, rules.Rule] = {each.name: each.metadata["rule"] for each in fields(Settings)}
 
 
 class Problem(NamedTuple):
@@ -200,7 +136,7 @@ def problems() -> list[Problem]:
 
 def _too_many_queues(raw: Mapping[str, Any]) -> list[Problem]:
     """Return the error that queues and relays are too many together."""
-    count = len({DEFAULT_QUEUE, *(raw.get("QUEUES") or {})} | relay_queues(raw.get("RELAYS")))
+    count = len(Settings(**raw).queues)
     if count <= MAX_QUEUES:
         return []
     return [

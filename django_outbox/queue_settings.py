@@ -1,11 +1,13 @@
-"""The settings of queues: reads and checks ``OUTBOX["QUEUES"]``, one dict for each queue."""
+"""The settings of queues and relays: one dict each in ``QUEUES`` and ``RELAYS``."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
+
+from .redaction import without_secrets
 
 DEFAULT_QUEUE: Final = "default"  # of listeners without a queue; the column's default, too
 MAX_QUEUES: Final = 16  # "default" included; each is a branch of the statement that polls
@@ -16,6 +18,13 @@ PARKED: Final = "paused:"  # start of the queues in which what is paused waits; 
 PARKED_END: Final = "paused;"  # behind all of them
 MAX_RATE: Final = 1e6  # its number
 RATE_SECONDS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0}
+RELAY_PREFIX: Final = "relay."  # of the titles and queues of relays
+RELAY_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,49}")
+FORMATS: Final = ("plain", "cloudevents", "cloudevents-structured")
+# What TO and SOURCE may name; headers by {headers[name]}.
+FIELDS: Final = "event_type aggregate_type aggregate_id tenant_id key event_id".split()
+MAX_BATCH: Final = 500  # messages; as many as the events in a call of a batch listener
+DEFAULT_WORKERS: Final = 2  # threads of a relay's queue: one prepares while the other waits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +48,41 @@ class QueueSettings:
     BREAKER: BreakerSettings | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelaySettings:
+    """The settings of one relay."""
+
+    name: str
+    BACKEND: str  # dotted path of a class
+    EVENTS: tuple[str, ...]  # event types and patterns
+    TO: str = field(default="{event_type}", repr=False)  # str.format over the event's fields
+    FORMAT: str = "plain"
+    SOURCE: str = "/django-outbox"  # CloudEvents' source, str.format over the event's fields
+    BATCH: int = MAX_BATCH  # messages in a call, at most
+    WITHIN: float = 0.0  # seconds that the first event may wait for more
+    RETRY: Any = None  # as OUTBOX["RETRY"]; None: that one
+    OPTIONS: Mapping[str, Any] = field(default_factory=dict, repr=False)  # of the backend
+
+    @property
+    def title(self) -> str:
+        """The listener's title, and the name of its queue."""
+        return f"{RELAY_PREFIX}{self.name}"
+
+    @property
+    def backend_name(self) -> str:
+        """The name of the backend's class, such as ``Kafka``."""
+        return self.BACKEND.rpartition(".")[2]
+
+    def where(self, key: str) -> str:
+        """Return how an error names one of these settings."""
+        return f'OUTBOX["RELAYS"][{self.name!r}]["{key}"]'
+
+    @property
+    def shown_to(self) -> str:
+        """TO without the credentials and the query of a URL, for people."""
+        return without_secrets(self.TO)
+
+
 def queues_from(given: Mapping[str, Any], top: Any) -> dict[str, QueueSettings]:
     """Return the settings of all queues by name: ``default`` first, then in the given order.
 
@@ -58,6 +102,14 @@ def queues_from(given: Mapping[str, Any], top: Any) -> dict[str, QueueSettings]:
             BREAKER=None if breaker is None else BreakerSettings(**breaker),
         )
     return found
+
+
+def relays_from(given: Mapping[str, Any] | None) -> dict[str, RelaySettings]:
+    """Return the settings of all relays by name, from a valid setting."""
+    return {
+        name: RelaySettings(name=name, **{**own, "EVENTS": tuple(own["EVENTS"])})
+        for name, own in (given or {}).items()
+    }
 
 
 def parked_queue(pause: int) -> str:
@@ -81,53 +133,3 @@ def per_second(rate: str) -> float:
     match = RATE.fullmatch(rate)
     assert match is not None
     return float(match[1]) / RATE_SECONDS[match[2]]
-
-
-def queues_fault(value: Any) -> str | None:
-    """Return what was expected of ``OUTBOX["QUEUES"]``; None if the value is valid."""
-    if value is None:
-        return None
-    if not isinstance(value, Mapping):
-        return "a dict with the settings of each queue by its name, or None"
-    for name, own in value.items():
-        if not isinstance(name, str) or not NAME.fullmatch(name):
-            return f"names of 1 to 64 letters, digits, '_', '.' or '-', but not {name!r}"
-        if not isinstance(own, Mapping):
-            return f"a dict of settings for the queue {name!r}, but not {own!r}"
-        for key, setting in own.items():
-            if expected := _setting_fault(key, setting):
-                return f"for the queue {name!r} {expected}"
-    return None
-
-
-def _setting_fault(key: Any, value: Any) -> str | None:
-    if key in ("WORKERS", "ASYNC_CONCURRENCY") and not _is_count(value):
-        return f"a whole number of at least 1 as {key}, but not {value!r}"
-    if key == "ASYNC_CONNECTIONS" and value is not None and not _is_count(value):
-        return f"a whole number of at least 1 as {key}, or None, but not {value!r}"
-    if key == "RATE" and value is not None and not is_rate(value):
-        return f'a RATE such as "50/s", "100/m" or "10/h", or None, but not {value!r}'
-    if key == "BREAKER":
-        return _breaker_fault(value)
-    known = ("WORKERS", "ASYNC_CONCURRENCY", "ASYNC_CONNECTIONS", "RATE", "BREAKER")
-    return None if key in known else f"only {', '.join(known)}, but not {key!r}"
-
-
-def _breaker_fault(value: Any) -> str | None:
-    if value is None:
-        return None
-    if not isinstance(value, Mapping):
-        return f'a BREAKER such as {{"failures": 5, "within": 60, "pause": 30}}, not {value!r}'
-    for key, setting in value.items():
-        if key == "failures":
-            if not _is_count(setting):
-                return f"a whole number of at least 1 as a breaker's failures, but not {setting!r}"
-        elif key not in ("within", "pause"):
-            return f"only failures, within and pause for a BREAKER, but not {key!r}"
-        elif isinstance(setting, bool) or not isinstance(setting, (int, float)) or setting <= 0:
-            return f"seconds above zero as a breaker's {key}, but not {setting!r}"
-    return None
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1

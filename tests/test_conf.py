@@ -205,33 +205,25 @@ def test_index_names_differ_with_the_prefix_and_stay_short() -> None:
 # -- queues ----------------------------------------------------------------------------------------
 
 NAMES = "expected names of 1 to 64 letters, digits, '_', '.' or '-', but not "
-RATES = (
-    'expected for the queue \'hooks\' a RATE such as "50/s", "100/m" or "10/h", or None, but not '
-)
-BREAKERS = "expected for the queue 'hooks' "
+RATES = 'RATE as a rate such as "50/s", "100/m" or "10/h", or None, but not '
 QUEUE_FAULTS: list[tuple[Any, str]] = [
-    ({"": {}}, f"{NAMES}''."),
-    ({"a b": {}}, f"{NAMES}'a b'."),
-    ({"-a": {}}, f"{NAMES}'-a'."),
-    ({"ä": {}}, f"{NAMES}'ä'."),
-    ({"x" * 65: {}}, f"{NAMES}'{'x' * 65}'."),
-    ({7: {}}, f"{NAMES}7."),
+    *(({name: {}}, f"{NAMES}{name!r}.") for name in ("", "a b", "-a", "ä", "x" * 65, 7)),
     (["hooks"], "expected a dict with the settings of each queue by its name, or None."),
-    ({"hooks": 8}, "expected a dict of settings for the queue 'hooks', but not 8."),
-    ({"hooks": {"WORKERS": 0}}, "a whole number of at least 1 as WORKERS, but not 0."),
-    ({"hooks": {"ASYNC_CONCURRENCY": 1.5}}, "at least 1 as ASYNC_CONCURRENCY, but not 1.5."),
-    ({"hooks": {"ASYNC_CONNECTIONS": True}}, "as ASYNC_CONNECTIONS, or None, but not True."),
+    ({"hooks": 8}, "expected a dict of settings for the queue 'hooks', but not int."),
+    ({"hooks": {"WORKERS": 0}}, "WORKERS as a whole number of at least 1, but not 0."),
+    ({"hooks": {"ASYNC_CONCURRENCY": 1.5}}, "ASYNC_CONCURRENCY as a whole number of at least"),
+    ({"hooks": {"ASYNC_CONNECTIONS": True}}, "of at least 1, or None, but not True."),
     ({"hooks": {"workers": 8}}, "for the queue 'hooks' only WORKERS, ASYNC_CONCURRENCY, ASYNC"),
-    ({"hooks": {"workers": 8}}, "ASYNC_CONNECTIONS, RATE, BREAKER, but not 'workers'."),
+    ({"hooks": {"workers": 8}}, "BREAKER, but not 'workers' (did you mean WORKERS?)."),
     *[
         ({"hooks": {"RATE": rate}}, f"{RATES}{rate!r}.")
         for rate in (50, "50", "0/s", "50/d", "50 / s", "-1/s", "1e3/s", "1000001/s", "/s")
     ],
-    ({"hooks": {"BREAKER": True}}, f'{BREAKERS}a BREAKER such as {{"failures": 5, "within": 60'),
-    ({"hooks": {"BREAKER": {"fails": 5}}}, f"{BREAKERS}only failures, within and pause for a"),
-    ({"hooks": {"BREAKER": {"failures": 0}}}, f"{BREAKERS}a whole number of at least 1 as a"),
-    ({"hooks": {"BREAKER": {"pause": 0}}}, f"{BREAKERS}seconds above zero as a breaker's pause,"),
-    ({"hooks": {"BREAKER": {"within": "60"}}}, "above zero as a breaker's within, but not '60'."),
+    ({"hooks": {"BREAKER": True}}, 'BREAKER as a dict such as {"failures": 5, "within": 60'),
+    ({"hooks": {"BREAKER": {"fails": 5}}}, "BREAKER as a dict with only failures, within, pause"),
+    ({"hooks": {"BREAKER": {"failures": 0}}}, "with failures as a whole number of at least 1, but"),
+    ({"hooks": {"BREAKER": {"pause": 0}}}, "with pause as a number above 0, at most a century"),
+    ({"hooks": {"BREAKER": {"within": "60"}}}, "of seconds, but not '60'."),
 ]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 
-from django_outbox.relay_settings import relays_fault
+from django_outbox.setting_rules import relays as relays_fault
 from example_project.broker import relays_from
 from tests import brokers
 from tests.cases import cases

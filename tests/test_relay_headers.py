@@ -10,7 +10,7 @@ import pytest
 from django.utils.module_loading import import_string
 
 import django_outbox as outbox
-from django_outbox.relay_settings import RelaySettings
+from django_outbox.queue_settings import RelaySettings
 from django_outbox.relays.envelope import message_of
 from tests.relay_backend import InMemory
 

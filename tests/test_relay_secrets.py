@@ -17,8 +17,8 @@ import django_outbox as outbox
 from django_outbox.exceptions import RetryAfter, Unrecoverable
 from django_outbox.listeners.outcomes import Dead
 from django_outbox.models import OutboxEvent, OutboxPause
+from django_outbox.queue_settings import RelaySettings
 from django_outbox.redaction import Redaction, without_secrets
-from django_outbox.relay_settings import RelaySettings
 from django_outbox.relays import Backend, BrokerUnavailable, Unconfirmed
 from django_outbox.relays.relay import Relay
 from tests.brokers import free_port

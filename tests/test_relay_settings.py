@@ -11,8 +11,9 @@ from django.test import override_settings
 
 from django_outbox import conf
 from django_outbox.checks.relays import EXTRAS
-from django_outbox.relay_settings import FIELDS, relays_fault
+from django_outbox.queue_settings import FIELDS
 from django_outbox.relays import Backend
+from django_outbox.setting_rules import relays as relays_fault
 from tests.cases import cases
 
 IN_MEMORY = "tests.relay_backend.InMemory"
@@ -64,7 +65,7 @@ ODD += " {headers.a} {headers[0]} {headers[a][b]} {headers[a].b}"
 CONVERTED = "{event_type!r} {event_type!s} {event_type:d} {event_type:>10} {event_type:{x}}"
 CONVERTED += " {event_type:{event_type:{event_type}}} {headers[a]:{headers[b]}}"
 WRONG: list[tuple[str, str, list[Any]]] = [  # key, what is said, and values
-    ("BACKEND", "dotted path", [None, "Kafka", ".", "..Kafka", "a b.Kafka", Backend]),
+    ("BACKEND", "the path of a class", [None, "Kafka", ".", "..Kafka", "a b.Kafka", Backend]),
     ("EVENTS", "a list of event types", ["order.*", b"order.*", None, {"order.*"}, 5]),
     ("EVENTS", "it is empty", [[], ()]),
     ("EVENTS", "but not ", [["order.*", 5], ("order.*", None), [["order.*"]], [b"x"], [""]]),
@@ -76,14 +77,14 @@ WRONG: list[tuple[str, str, list[Any]]] = [  # key, what is said, and values
     ("TO", "but not { event_type}", ["{ event_type}"]),
     ("TO", "{headers[]}", ["{headers[]}"]),
     ("TO", "without a conversion", CONVERTED.split()),
-    ("SOURCE", "as SOURCE", [""]),
-    ("SOURCE", "in SOURCE, but not {shop}", ["/{shop}"]),
-    ("FORMAT", "one of plain, cloudevents, cloudevents-structured as", ["avro", None, []]),
-    ("BATCH", "from 1 to 500 as BATCH", [0, 501, True, 2.0, "5"]),
-    ("WITHIN", "0 to 1 seconds as WITHIN", [-0.1, 1.1, True, float("nan"), None]),
-    ("OPTIONS", "a dict as OPTIONS, but not NoneType", [None]),
-    ("OPTIONS", "a dict as OPTIONS, but not list", [[("url", SECRET)]]),
-    ("OPTIONS", "names as keys of OPTIONS", [{5: SECRET}]),
+    ("SOURCE", "SOURCE as", [""]),
+    ("SOURCE", "{headers[name]}, but not {shop}", ["/{shop}"]),
+    ("FORMAT", "one of plain, cloudevents, cloudevents-structured", ["avro", None, []]),
+    ("BATCH", "BATCH as a whole number of at least 1, at most 500", [0, 501, True, 2.0, "5"]),
+    ("WITHIN", "WITHIN as a number of at least 0", [-0.1, 1.1, True, float("nan"), None]),
+    ("OPTIONS", "OPTIONS as a dict, but not NoneType", [None]),
+    ("OPTIONS", "OPTIONS as a dict, but not list", [[("url", SECRET)]]),
+    ("OPTIONS", "keys are names, but not 5", [{5: SECRET}]),
 ]
 
 

@@ -14,8 +14,9 @@ from django.core.exceptions import ImproperlyConfigured, ValidationError
 from django.test import override_settings
 
 from django_outbox import Exponential, Fixed, Jittered, Linear, RetryPolicy, hooks
-from django_outbox.conf import CENTURY, Settings
+from django_outbox.conf import Settings
 from django_outbox.listeners.retry import MAX_RETRY_DELAY, bounded, checked
+from django_outbox.setting_rules import CENTURY
 from tests import samples
 from tests.cases import cases
 

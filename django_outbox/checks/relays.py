@@ -13,7 +13,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from .. import conf, hooks
 from ..exceptions import did_you_mean
-from ..relay_settings import RelaySettings
+from ..queue_settings import RelaySettings
 from ..relays.relay import Relay, missing_client
 from .databases import Configs
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ..conf import current
 from ..listeners.history import first_line
 from ..listeners.outcomes import Status
-from ..relay_settings import PREFIX
+from ..queue_settings import RELAY_PREFIX
 from .counts import MAX_DEAD_SHARE, MAX_LAG, PERIOD, AtLeast
 from .holds import BREAKER, COUNT_LIMIT, DEAD, MAX_HELD, Hold
 from .queues import ListenerState, QueueState, unserved_queues
@@ -210,7 +210,7 @@ def _failures(found: Overview) -> Iterator[Problem]:
 
 
 def _hold(each: Hold, now: datetime, limits: Limits) -> Problem:
-    kind = "away" if each.kind == BREAKER and each.name.startswith(PREFIX) else each.kind
+    kind = "away" if each.kind == BREAKER and each.name.startswith(RELAY_PREFIX) else each.kind
     is_queue = each.kind in ("queue", BREAKER)
     most = limits.max_held
     return Problem(

@@ -18,8 +18,7 @@ from ..listeners.queues import expected_queue
 from ..models import OutboxEvent, OutboxStatistics
 from ..models.fields import age
 from ..models.statistics import RUN_COLUMNS, WAIT_COLUMNS, quantile
-from ..queue_settings import DEFAULT_QUEUE, parked_by
-from ..relay_settings import RelaySettings
+from ..queue_settings import DEFAULT_QUEUE, RelaySettings, parked_by
 from ..sql import dialect_of
 from ..sql.inspection import Waiting
 from .counts import PERIOD, AtLeast

@@ -11,7 +11,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from ..relay_settings import PREFIX
+from ..queue_settings import RELAY_PREFIX
 from .counts import AtLeast
 from .problems import Problem
 
@@ -121,8 +121,8 @@ def _in_words(value: Any, now: datetime) -> str:
 
 def queue_label(name: str) -> str:
     """Return the name of a queue, or of the relay that it belongs to."""
-    is_relay = name.startswith(PREFIX)
-    return (_("relay %s") if is_relay else _("queue %s")) % name.removeprefix(PREFIX)
+    is_relay = name.startswith(RELAY_PREFIX)
+    return (_("relay %s") if is_relay else _("queue %s")) % name.removeprefix(RELAY_PREFIX)
 
 
 def number(count: float) -> str:

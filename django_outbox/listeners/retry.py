@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from django.utils.module_loading import import_string
 
-from ..conf import Rule, integer, number
+from ..setting_rules import Rule, integer, number
 
 ErrorTypes = tuple[type[BaseException], ...]
 UNSET: Any = object()

@@ -14,11 +14,11 @@ from django.db import connections, router
 from django.utils.dateparse import parse_datetime
 from django.utils.timezone import is_naive, make_aware
 
-from ..conf import CENTURY
 from ..events import spellings
 from ..inspection.causes import DIGEST_LENGTH, find_cause
 from ..models import OutboxEvent, OutboxQuerySet, missing_table, replay
 from ..queue_settings import is_rate
+from ..setting_rules import CENTURY
 
 BATCH_SIZE: Final = replay.BATCH_SIZE  # events that a command changes in a transaction
 UNFIT: Final = re.compile("[\x00\ud800-\udfff]")  # NUL, and bytes that are not UTF-8

@@ -12,7 +12,7 @@ from urllib.parse import quote
 from .. import hooks
 from ..events import GLOBAL, Event
 from ..exceptions import Unrecoverable
-from ..relay_settings import RelaySettings
+from ..queue_settings import RelaySettings
 from .backend import Backend, Message
 
 JSON_TYPE = "application/json"

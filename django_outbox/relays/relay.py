@@ -23,8 +23,8 @@ from ..listeners import registry
 from ..listeners.options import Batching
 from ..listeners.outcomes import Dead, Defer
 from ..listeners.registry import ANY, Listener
+from ..queue_settings import RelaySettings
 from ..redaction import Redaction
-from ..relay_settings import RelaySettings
 from ..signals import announce, relay_published
 from .backend import Backend, Message, Outcome, is_refusal
 from .envelope import message_of

@@ -10,8 +10,8 @@ from weakref import WeakSet
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ..conf import CENTURY
 from ..events import UNROUTED_LANE
+from ..setting_rules import CENTURY
 from .claim import COUNT_RESCUE
 from .dialect import Dialect
 from .insert import Written, places_of

@@ -12,7 +12,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from ..conf import current
 from ..exceptions import BrokerUnavailable
-from ..relay_settings import RelaySettings
+from ..queue_settings import RelaySettings
 from ..relays import Backend, Message, Outcome
 from ..relays.relay import Relay, backend_class, missing_client, relays
 

@@ -9,7 +9,7 @@ from math import inf
 
 from .. import doorbell
 from ..clocks import monotonic
-from ..conf import CENTURY
+from ..setting_rules import CENTURY
 from ..sql.values import EVENTS, Branch
 from .claims import SMALL_CLAIM, Claims
 from .effects import Steps, Wait, ask

@@ -6,12 +6,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import inf
 
 from ..clocks import monotonic
-from ..conf import CENTURY, Settings
+from ..conf import Settings
 from ..delivery.lease import Lease, Run
 from ..delivery.route import is_async
 from ..events import Event
 from ..listeners.queues import batch_room, has_only_batches, routes_of_new, row_id
 from ..queue_settings import QueueSettings
+from ..setting_rules import CENTURY
 from ..sql.values import EVENTS, STREAMS, Branch, Found, Table
 from .held import Held
 from .pauses import READ_INTERVAL, Breaker, KnownPauses

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from django_outbox.conf import CENTURY, Settings
+from django_outbox.conf import Settings
+from django_outbox.setting_rules import CENTURY
 from django_outbox.sql.values import EVENTS, Found, PauseTimes
 from django_outbox.worker.gate import BUSY_AFTER, RELEASE_INTERVAL, SHRINK_ABOVE, Gate
 from django_outbox.worker.held import Held

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import pytest
 
 import django_outbox as outbox
-from django_outbox.relay_settings import RelaySettings
+from django_outbox.queue_settings import RelaySettings
 from django_outbox.relays import Backend
 from django_outbox.relays.relay import Relay
 
