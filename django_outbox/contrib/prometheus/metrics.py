@@ -6,14 +6,10 @@ this process.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily
-
-from ...models.statistics import BOUNDS
 
 BY_DATABASE: Final = ("database",)
 BY_TYPE: Final = ("database", "event_type")
@@ -138,34 +134,3 @@ BACKLOG_GAUGES: Final = _specs(  # that are queried from the database
         },
     }
 )
-
-
-class Metrics:
-    """The metrics of this process. Only the receivers update them."""
-
-    def __init__(self, namespace: str, registry: CollectorRegistry) -> None:
-        registered: dict[str, Any] = {"namespace": namespace, "registry": registry}
-        self._metrics: dict[str, Any] = {
-            name: Counter(name, each.help, each.labels, **registered)
-            for name, each in COUNTERS.items()
-        }
-        for name, each in HISTOGRAMS.items():
-            bounds = SIZE_BUCKETS if name == "batch_size" else BOUNDS  # events, seconds
-            options = {"buckets": bounds, **registered}
-            self._metrics[name] = Histogram(name, each.help, each.labels, **options)
-        self._metrics |= {
-            name: Gauge(name, each.help, each.labels, multiprocess_mode="livesum", **registered)
-            for name, each in GAUGES.items()
-        }
-
-    def __iter__(self) -> Iterator[Counter | Histogram | Gauge]:
-        return iter(self._metrics.values())
-
-    def count(self, name: str, *labels: str, by: float = 1) -> None:
-        self._metrics[name].labels(*labels).inc(by)
-
-    def observe(self, name: str, *labels: str, value: float) -> None:
-        self._metrics[name].labels(*labels).observe(value)
-
-    def set_gauge(self, name: str, *labels: str, value: float) -> None:
-        self._metrics[name].labels(*labels).set(value)

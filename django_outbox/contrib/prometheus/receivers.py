@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 from django.dispatch import Signal
-from prometheus_client import REGISTRY, CollectorRegistry
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
 from ... import signals
 from ...conf import current
 from ...events import Event
 from ...listeners import registry as listeners
 from ...listeners.queues import queue_of
-from ...listeners.registry import Listener
+from ...models.statistics import BOUNDS
 from .collectors import BacklogCollector
-from .metrics import Metrics
+from .metrics import COUNTERS, GAUGES, HISTOGRAMS, SIZE_BUCKETS
 
 OTHER = "other"  # label of all event types and titles without a listener in this process
 OUTCOMES = ("done", "retry", "deferred", "dead", "discarded")
 RELAY_OUTCOMES = ("published", "refused", "deferred")  # of messages
+
+Facts = dict[str, Any]  # that a signal has
 
 _installed: Receivers | None = None
 
@@ -32,166 +35,163 @@ def install() -> Receivers:
     return _installed
 
 
-def type_of(event: Event) -> str:
+# -- labels, after the database --------------------------------------------------------------------
+
+
+def no_labels(facts: Facts) -> tuple[str, ...]:
+    return ()
+
+
+def by_type(facts: Facts) -> tuple[str, ...]:
     """Return the event type, or the pattern, of the listener in this process; else ``other``.
 
     Types are data without a limit, and each would create a time series for ever.
     """
+    event: Event = facts["event"]
     route = listeners.route(event.aggregate_type, event.event_type)
-    return route[0].event_type if route else OTHER
+    return (route[0].event_type if route else OTHER,)
 
 
-def labels_of_delivery(event: Event) -> tuple[str, str]:
+def by_delivery(facts: Facts) -> tuple[str, ...]:
     """Return the type or pattern and the title of the listener that an event is delivered to."""
-    found = listeners.by_title(event.listener)
-    return (type_of(event), OTHER) if found is None else (found.event_type, found.title)
+    found = listeners.by_title(facts["event"].listener)
+    return (*by_type(facts), OTHER) if found is None else (found.event_type, found.title)
 
 
-def labels_of(listener: Listener) -> tuple[str, str]:
+def by_listener(facts: Facts) -> tuple[str, ...]:
     """Return a listener's title, and the queue whose threads call it."""
-    return listener.title, queue_of(listener)
+    return facts["listener"].title, queue_of(facts["listener"])
+
+
+def by_fact(name: str) -> Callable[[Facts], tuple[str, ...]]:
+    return lambda facts: (facts[name],)
+
+
+# By signal: the labels, and the metrics with the fact that is counted or observed; empty: 1.
+UPDATES: Final[dict[str, tuple[Callable[[Facts], tuple[str, ...]], dict[str, str]]]] = {
+    "event_written": (by_type, {"events_written": ""}),
+    "event_queued": (by_type, {"events_queued": ""}),
+    "event_dropped": (by_type, {"events_dropped": ""}),
+    "events_claimed": (by_fact("source"), {"claims": "", "events_claimed": "count"}),
+    "event_started": (by_listener, {"events_started": ""}),
+    "event_decided": (by_listener, {"events_decided": "", "listener_seconds": "duration"}),
+    "batch_called": (by_listener, {"batch_size": "size"}),
+    "listener_overdue": (by_listener, {"listeners_overdue": ""}),
+    "event_settled": (by_delivery, {"events_settled": "", "schedule_to_start_seconds": "lag"}),
+    "event_rescued": (by_delivery, {"events_rescued": ""}),
+    "lease_lost": (no_labels, {"leases_lost": "count"}),
+    "events_replayed": (no_labels, {"events_replayed": "count"}),
+    "events_discarded": (no_labels, {"events_discarded": "count"}),
+    "events_purged": (no_labels, {"events_purged": "count"}),
+    "breaker_opened": (by_fact("queue"), {"breakers_opened": ""}),
+    "breaker_closed": (by_fact("queue"), {"breakers_closed": ""}),
+    "relay_published": (
+        by_fact("relay"),
+        {**{f"relay_{each}": each for each in RELAY_OUTCOMES}, "relay_seconds": "duration"},
+    ),
+}
 
 
 class Receivers:
-    """A set of metrics and its receivers; each ``on_…`` method receives the signal of that name."""
+    """The metrics of this process, and the receivers that update them."""
 
     def __init__(self, namespace: str, registry: CollectorRegistry) -> None:
-        self.metrics = Metrics(namespace, registry)
+        given: Facts = {"namespace": namespace, "registry": registry}
+        self._metrics: dict[str, Any] = {
+            name: Counter(name, each.help, each.labels, **given) for name, each in COUNTERS.items()
+        }
+        for name, each in HISTOGRAMS.items():
+            bounds = SIZE_BUCKETS if name == "batch_size" else BOUNDS  # events, seconds
+            self._metrics[name] = Histogram(name, each.help, each.labels, buckets=bounds, **given)
+        self._metrics |= {
+            name: Gauge(name, each.help, each.labels, multiprocess_mode="livesum", **given)
+            for name, each in GAUGES.items()
+        }
         self.backlog = BacklogCollector(namespace)
         registry.register(self.backlog)
         self._registry = registry
         self._workers: dict[str, Any] = {}  # workers running in this process, by alias
+        self._receivers: list[tuple[Signal, Callable[..., None]]] = [
+            *((getattr(signals, name), self._updating(*each)) for name, each in UPDATES.items()),
+            (signals.event_written, self._count_delayed),
+            (signals.event_queued, self._update_gauges),
+            (signals.events_claimed, self._update_gauges),
+            (signals.event_settled, self._update_gauges),
+            (signals.worker_started, self._on_worker_started),
+            (signals.worker_stopped, self._on_worker_stopped),
+        ]
 
     def connect(self) -> None:
-        for signal, receiver in self._receivers():
+        for signal, receiver in self._receivers:
             signal.connect(receiver, weak=False)
 
     def disconnect(self) -> None:
         """Stop counting, and remove the metrics from the registry."""
-        for signal, receiver in self._receivers():
+        for signal, receiver in self._receivers:
             signal.disconnect(receiver)
-        for each in (*self.metrics, self.backlog):
+        for each in (*self._metrics.values(), self.backlog):
             self._registry.unregister(each)
 
-    def _receivers(self) -> list[tuple[Signal, Any]]:
-        names = [name for name in vars(type(self)) if name.startswith("on_")]
-        return [(getattr(signals, name.removeprefix("on_")), getattr(self, name)) for name in names]
+    def _updating(
+        self, labels_of: Callable[[Facts], tuple[str, ...]], facts_by_metric: dict[str, str]
+    ) -> Callable[..., None]:
+        """Return a receiver that updates these metrics."""
+        specs = {**COUNTERS, **HISTOGRAMS}
+        updates = [
+            (self._metrics[name], name in HISTOGRAMS, "outcome" in specs[name].labels, fact)
+            for name, fact in facts_by_metric.items()
+        ]
 
-    # -- writing and handing over ----------------------------------------------------------------
+        def receive(sender: str, **facts: Any) -> None:
+            labels = (sender, *labels_of(facts))
+            for metric, is_observed, has_outcome, fact in updates:
+                child = metric.labels(*labels, *((facts["outcome"],) if has_outcome else ()))
+                value = facts[fact] if fact else 1
+                (child.observe if is_observed else child.inc)(value)
 
-    def on_event_written(self, sender: str, event: Event, **kwargs: Any) -> None:
-        self.metrics.count("events_written", sender, type_of(event))
+        return receive
+
+    def _count_delayed(self, sender: str, event: Event, **kwargs: Any) -> None:
         if event.is_delayed and current().MODE != "writer_only":  # it offers nothing hot
-            self.metrics.count("events_delayed", sender, type_of(event))
-
-    def on_event_queued(self, sender: str, event: Event, **kwargs: Any) -> None:
-        self.metrics.count("events_queued", sender, type_of(event))
-        self._update_queue_gauges(sender)
-
-    def on_event_dropped(self, sender: str, event: Event, **kwargs: Any) -> None:
-        self.metrics.count("events_dropped", sender, type_of(event))
-
-    # -- claiming and delivering -----------------------------------------------------------------
-
-    def on_events_claimed(self, sender: str, count: int, source: str, **kwargs: Any) -> None:
-        self.metrics.count("claims", sender, source)
-        self.metrics.count("events_claimed", sender, source, by=count)
-        self._update_queue_gauges(sender)
-
-    def on_event_started(self, sender: str, listener: Listener, **kwargs: Any) -> None:
-        self.metrics.count("events_started", sender, *labels_of(listener))
-
-    def on_event_decided(
-        self, sender: str, listener: Listener, outcome: str, duration: float, **kwargs: Any
-    ) -> None:
-        self.metrics.count("events_decided", sender, *labels_of(listener), outcome)
-        self.metrics.observe("listener_seconds", sender, *labels_of(listener), value=duration)
-
-    def on_batch_called(self, sender: str, listener: Listener, size: int, **kwargs: Any) -> None:
-        self.metrics.observe("batch_size", sender, *labels_of(listener), value=size)
-
-    def on_listener_overdue(self, sender: str, listener: Listener, **kwargs: Any) -> None:
-        self.metrics.count("listeners_overdue", sender, *labels_of(listener))
-
-    # -- settling --------------------------------------------------------------------------------
-
-    def on_event_settled(
-        self, sender: str, event: Event, outcome: str, lag: float, **kwargs: Any
-    ) -> None:
-        labels = labels_of_delivery(event)
-        self.metrics.count("events_settled", sender, *labels, outcome)
-        self.metrics.observe("schedule_to_start_seconds", sender, *labels, value=lag)
-        self._update_queue_gauges(sender)
-
-    def on_event_rescued(self, sender: str, event: Event, **kwargs: Any) -> None:
-        self.metrics.count("events_rescued", sender, *labels_of_delivery(event))
-
-    def on_lease_lost(self, sender: str, count: int, **kwargs: Any) -> None:
-        self.metrics.count("leases_lost", sender, by=count)
-
-    # -- replay, discard and purge ---------------------------------------------------------------
-
-    def on_events_replayed(self, sender: str, count: int, **kwargs: Any) -> None:
-        self.metrics.count("events_replayed", sender, by=count)
-
-    def on_events_discarded(self, sender: str, count: int, **kwargs: Any) -> None:
-        self.metrics.count("events_discarded", sender, by=count)
-
-    def on_events_purged(self, sender: str, count: int, **kwargs: Any) -> None:
-        self.metrics.count("events_purged", sender, by=count)
-
-    # -- circuit breakers ------------------------------------------------------------------------
-
-    def on_breaker_opened(self, sender: str, queue: str, **kwargs: Any) -> None:
-        self.metrics.count("breakers_opened", sender, queue)
-
-    def on_breaker_closed(self, sender: str, queue: str, **kwargs: Any) -> None:
-        self.metrics.count("breakers_closed", sender, queue)
-
-    # -- relays ----------------------------------------------------------------------------------
-
-    def on_relay_published(self, sender: str, relay: str, duration: float, **facts: Any) -> None:
-        for each in RELAY_OUTCOMES:
-            self.metrics.count(f"relay_{each}", sender, relay, by=facts[each])
-        self.metrics.observe("relay_seconds", sender, relay, value=duration)
+            self._metrics["events_delayed"].labels(sender, *by_type({"event": event})).inc()
 
     # -- workers ---------------------------------------------------------------------------------
 
-    def on_worker_started(self, sender: str, worker: Any, **kwargs: Any) -> None:
+    def _on_worker_started(self, sender: str, worker: Any, **kwargs: Any) -> None:
         self._workers[sender] = worker
-        self.metrics.set_gauge("workers_running", sender, value=1)
-        self._update_queue_gauges(sender)
+        self._metrics["workers_running"].labels(sender).set(1)
+        self._update_gauges(sender)
         self._start_counters_at_zero(sender)
 
-    def on_worker_stopped(self, sender: str, **kwargs: Any) -> None:
+    def _on_worker_stopped(self, sender: str, **kwargs: Any) -> None:
         """Reset the gauges of a worker that has stopped."""
         self._workers.pop(sender, None)
-        self.metrics.set_gauge("workers_running", sender, value=0)
-        for queue in ("hot", "cold"):
-            self.metrics.set_gauge("queue_depth", sender, queue, value=0)
-        self.metrics.set_gauge("leases_held", sender, value=0)
+        self._metrics["workers_running"].labels(sender).set(0)
+        self._set_gauges(sender, {"hot": 0, "cold": 0, "held": 0})
 
-    def _update_queue_gauges(self, alias: str) -> None:
-        worker = self._workers.get(alias)
-        if worker is not None:
-            depths = worker.depths()
-            self.metrics.set_gauge("queue_depth", alias, "hot", value=depths["hot"])
-            self.metrics.set_gauge("queue_depth", alias, "cold", value=depths["cold"])
-            self.metrics.set_gauge("leases_held", alias, value=depths["held"])
+    def _update_gauges(self, sender: str, **kwargs: Any) -> None:
+        if (worker := self._workers.get(sender)) is not None:
+            self._set_gauges(sender, worker.depths())
+
+    def _set_gauges(self, alias: str, depths: dict[str, int]) -> None:
+        for queue in ("hot", "cold"):
+            self._metrics["queue_depth"].labels(alias, queue).set(depths[queue])
+        self._metrics["leases_held"].labels(alias).set(depths["held"])
 
     def _start_counters_at_zero(self, alias: str) -> None:
         """Start the counters of alerts at 0: ``increase()`` does not see a series' first value."""
-        self.metrics.count("leases_lost", alias, by=0)
-        for queue in current().queues.values():
-            if queue.BREAKER is not None:
-                self.metrics.count("breakers_opened", alias, queue.name, by=0)
-                self.metrics.count("breakers_closed", alias, queue.name, by=0)
-        for relay in current().relays:
-            for each in RELAY_OUTCOMES:
-                self.metrics.count(f"relay_{each}", alias, relay, by=0)
         known = [(each.event_type, each.title) for each in listeners.listeners()]
-        for labels in [(OTHER, OTHER), *known]:
-            self.metrics.count("events_dropped", alias, labels[0], by=0)
-            self.metrics.count("events_rescued", alias, *labels, by=0)
-            for outcome in OUTCOMES:
-                self.metrics.count("events_settled", alias, *labels, outcome, by=0)
+        deliveries = [(OTHER, OTHER), *known]
+        queues = [(each.name,) for each in current().queues.values() if each.BREAKER is not None]
+        series: dict[str, Sequence[tuple[str, ...]]] = {
+            "leases_lost": [()],
+            "breakers_opened": queues,
+            "breakers_closed": queues,
+            **{f"relay_{each}": [(name,) for name in current().relays] for each in RELAY_OUTCOMES},
+            "events_dropped": [each[:1] for each in deliveries],
+            "events_rescued": deliveries,
+            "events_settled": [(*each, outcome) for each in deliveries for outcome in OUTCOMES],
+        }
+        for name, labels in series.items():
+            for each in labels:
+                self._metrics[name].labels(alias, *each)
