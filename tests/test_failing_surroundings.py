@@ -18,7 +18,7 @@ from django_outbox import signals
 from django_outbox.doorbell.local import Local
 from django_outbox.process import main
 from django_outbox.process.probes import Probes
-from django_outbox.process.signals import Signals
+from django_outbox.process.supervisor import Signals
 from tests.surroundings import by_whom, deliver
 from tests.table import listening, statuses, write
 from tests.waiting import wait_until

@@ -15,7 +15,7 @@ import pytest
 
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent
-from django_outbox.process.signals import STOPPING, Signals
+from django_outbox.process.supervisor import STOPPING, Signals
 from tests.fleet import Fleet, wait_for_end_of, wait_until
 from tests.table import insert, row, statuses, write
 from tests.testapp.models import Effect

@@ -19,9 +19,9 @@ from django.test import override_settings
 import django_outbox as outbox
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent
-from django_outbox.process import main, signals
+from django_outbox.process import main, supervisor
 from django_outbox.process.main import is_late
-from django_outbox.process.signals import Signals
+from django_outbox.process.supervisor import Signals
 from django_outbox.sql import dialect_of
 from django_outbox.sql.values import STREAMS, Branch, Claim
 from django_outbox.worker.effects import perform
@@ -315,7 +315,7 @@ def test_a_spent_worker_claims_no_more() -> None:
 
 def test_the_limit_of_a_stop_counts_from_the_first_signal(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
-    for module in (main, signals):
+    for module in (main, supervisor):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now))
     told = Signals()
     now += 60

@@ -5,8 +5,6 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,18 +16,12 @@ from math import inf
 from typing import Any
 
 from django.db import connections
-from django.utils.autoreload import (
-    DJANGO_AUTORELOAD_ENV,
-    file_changed,
-    get_child_arguments,
-    get_reloader,
-)
+from django.utils.autoreload import file_changed, get_child_arguments, get_reloader
 
 from ..worker.threads import Health, combine
 from ..worker.worker import Worker
 from .probes import Probes
-from .signals import PASSED_ON, STOPPING, Signals
-from .supervisor import HealthPipe, Supervisor
+from .supervisor import PASSED_ON, STOPPING, HealthPipe, Signals, Supervisor
 
 logger = logging.getLogger("django_outbox")
 
@@ -37,7 +29,6 @@ logger = logging.getLogger("django_outbox")
 # caused two, and they took 3 % of a drain.
 YOUNG_OBJECTS = 10_000
 HAND_BACK_DELAY = 1.0  # seconds until handed-back events are due; this process has ended by then
-RELOAD_EXIT_CODE = 3  # exit code of a process that asks for a restart, as with runserver
 
 Metrics = Callable[[], tuple[HTTPServer, threading.Thread]]  # opens a port, served by a thread
 
@@ -168,40 +159,13 @@ def _serving(metrics: Metrics | None) -> Iterator[None]:
 def run_reloading(
     aliases: Sequence[str | None], *, probes: Probes | None = None, **options: Any
 ) -> int:
-    """Run one process that drains when code changes, and start it again then.
+    """Run workers in this process; when code changes, drain and execute the command anew.
 
     Django's own ``run_with_reloader`` kills its child when it receives a signal itself.
     """
-    signals = Signals()
-    if os.environ.get(DJANGO_AUTORELOAD_ENV) == "true":
-        output = probes or Probes()
-        output.open()
-        return _serve_until_changed(aliases, signals, output, options)
+    signals, output, changed = Signals(), probes or Probes(), threading.Event()
     signals.install(*STOPPING)
-    code = RELOAD_EXIT_CODE
-    while code == RELOAD_EXIT_CODE and not signals.received:
-        environment = {**os.environ, DJANGO_AUTORELOAD_ENV: "true"}
-        command = get_child_arguments()
-        code = _attend(subprocess.Popen(command, env=environment), signals)  # noqa: S603 - ours
-    return code
-
-
-def _attend(child: subprocess.Popen[bytes], signals: Signals) -> int:
-    """Wait for the child to end, and pass signals on; return its exit code."""
-    forwarded = 0
-    while (code := child.poll()) is None:
-        time.sleep(0.1)
-        if forwarded < signals.received:
-            forwarded = signals.received
-            child.terminate()
-    # Killed by the signal before it could install its handlers.
-    return 0 if forwarded and code == -signal.SIGTERM else abs(code)
-
-
-def _serve_until_changed(
-    aliases: Sequence[str | None], signals: Signals, output: Probes, options: dict[str, Any]
-) -> int:
-    changed = threading.Event()
+    output.open()
 
     def on_change(**kwargs: Any) -> bool:
         if not changed.is_set():
@@ -214,6 +178,8 @@ def _serve_until_changed(
     threading.Thread(
         target=run_reloader, args=(main_thread,), name="outbox-reloader", daemon=True
     ).start()
-    signals.install_in_child()
     code = serve(aliases, signals, output, **options)
-    return RELOAD_EXIT_CODE if changed.is_set() else code
+    if changed.is_set() and not signals.hurry():
+        command = get_child_arguments()
+        os.execv(command[0], command)  # noqa: S606 - the command that runs now
+    return code

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
+import signal
+import socket
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from math import inf
+from queue import Empty, SimpleQueue
+from types import FrameType
 from typing import Final
+
+import msgspec
 
 from ..conf import current
 from ..worker.threads import Health, combine
 from .probes import Probes
-from .signals import PASSED_ON, Signals
 
 logger = logging.getLogger("django_outbox")
 
@@ -23,6 +28,78 @@ HEALTHY_AFTER: Final = 10.0  # seconds after which a process counts as successfu
 REPORT_INTERVAL: Final = 1.0  # seconds between two reports to the supervisor
 # Seconds without a report after which a process counts as dead, if leases are not longer.
 SILENCE_LIMIT: Final = 5.0
+MAX_REPORT: Final = 65_536  # bytes
+STOPPING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+PASSED_ON: Final = signal.SIGUSR2  # from a supervisor to its children: stop
+
+
+class Signals:
+    """Counts signals such as SIGTERM: the first asks for a graceful stop, the second hurries it.
+
+    A supervisor passes requests on to its children by another signal, which is counted separately:
+    if systemd has sent SIGTERM to every process, the two must not count as two requests.
+
+    ``receive`` runs between two bytecodes of the main thread, perhaps inside the code of a lock. So
+    it uses only numbers and a queue that is safe to re-enter.
+    """
+
+    def __init__(self) -> None:
+        self._direct = self._passed_on = 0
+        self.first_at = inf  # monotonic; when the first came
+        self._wakeups: SimpleQueue[None] = SimpleQueue()
+
+    def install(self, *numbers: int) -> None:
+        """Count these signals; outside the main thread, do nothing.
+
+        A hangup that is ignored stays so, as ``nohup`` wants it.
+        """
+        if threading.current_thread() is threading.main_thread():
+            for number in numbers:
+                if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                    signal.signal(number, self.receive)
+
+    def install_in_child(self) -> None:
+        """Count them in a child process, for which its parent's death is one, too.
+
+        The count so far is kept, because one may have come right after the fork.
+        """
+        self.install(signal.SIGTERM)
+        if threading.current_thread() is threading.main_thread():
+            # These reach every process of the terminal, but the parent signals its children.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        parent = os.getppid()
+
+        def watch() -> None:
+            while os.getppid() == parent:
+                time.sleep(0.5)
+            self.receive()  # the supervisor was killed; nothing else would stop this process
+
+        threading.Thread(target=watch, name="outbox-parent-watch", daemon=True).start()
+
+    def receive(self, number: int = 0, frame: FrameType | None = None) -> None:
+        self.first_at = min(self.first_at, time.monotonic())
+        if number == PASSED_ON:
+            self._passed_on += 1
+        else:
+            self._direct += 1
+        self._wakeups.put(None)
+
+    @property
+    def received(self) -> int:
+        """How many requests to stop have come."""
+        return max(self._direct, self._passed_on)
+
+    def wait(self, timeout: float) -> bool:
+        """Wait for the first signal, at most ``timeout`` seconds; return whether it came."""
+        if not self.received:
+            with suppress(Empty):
+                self._wakeups.get(timeout=timeout)
+        return self.received > 0
+
+    def hurry(self) -> bool:
+        """Return whether a second signal came."""
+        return self.received > 1
 
 
 class Supervisor:
@@ -59,7 +136,7 @@ class Supervisor:
 
 
 class HealthPipe:
-    """A pipe by which a process reports its health to its supervisor; the latest report counts.
+    """Reports the health of a process to its supervisor, which reads the latest report.
 
     Neither end ever blocks: a report that does not fit is dropped, because another one follows.
     """
@@ -67,40 +144,29 @@ class HealthPipe:
     interval: Final = 0.5  # seconds between two calls of ``publish``
 
     def __init__(self) -> None:
-        self._read_end, self._write_end = os.pipe()
-        for end in (self._read_end, self._write_end):
-            os.set_blocking(end, False)
+        self._reader, self._writer = socket.socketpair(type=socket.SOCK_DGRAM)
         self._next_at = 0.0  # monotonic
-        self._partial = b""  # the part of a report that has been read so far
-
-    def keep(self, *, writer: bool) -> None:
-        """Keep one end: the process that reports, the writing one; its supervisor, the other."""
-        os.close(self._read_end if writer else self._write_end)
+        for end in (self._reader, self._writer):
+            end.setblocking(False)
 
     def publish(self, get_health: Callable[[], Health]) -> None:
         """Report the health, about once a second."""
-        if time.monotonic() < self._next_at:
-            return
-        self._next_at = time.monotonic() + REPORT_INTERVAL
-        with suppress(OSError):  # full, or the supervisor is gone
-            os.write(self._write_end, json.dumps(asdict(get_health())).encode()[:4000] + b"\n")
+        if time.monotonic() >= self._next_at:
+            self._next_at = time.monotonic() + REPORT_INTERVAL
+            with suppress(OSError):  # full, or the supervisor is gone
+                self._writer.send(msgspec.json.encode(get_health()))
 
     def read_latest(self) -> Health | None:
         """Return the latest report; None if there was none since the last call."""
-        text = self._partial
+        report = None
         with suppress(BlockingIOError):
-            while part := os.read(self._read_end, 65_536):
-                text += part
-        *lines, self._partial = text.split(b"\n")
-        for line in reversed(lines):
-            with suppress(ValueError):  # too long, and therefore cut
-                found = json.loads(line)
-                return Health(dead=tuple(found["dead"]), unready=tuple(found["unready"]))
-        return None
+            while True:
+                report = self._reader.recv(MAX_REPORT)
+        return msgspec.json.decode(report, type=Health) if report else None
 
     def close(self) -> None:
-        """Close the reading end."""
-        os.close(self._read_end)
+        for end in (self._reader, self._writer):
+            end.close()
 
 
 class _Slot:
@@ -157,11 +223,9 @@ class _Slot:
         self._pipe = HealthPipe()
         self._pid = os.fork()
         if self._pid:
-            self._pipe.keep(writer=False)
             return
         code = 1
         try:
-            self._pipe.keep(writer=True)
             self._begin()
             code = self._main(self._pipe)
         except BaseException:

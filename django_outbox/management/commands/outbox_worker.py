@@ -16,7 +16,6 @@ from typing import Any, Final
 from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError
-from django.utils.autoreload import DJANGO_AUTORELOAD_ENV as RELOADED
 
 from ... import drain
 from ...conf import current
@@ -99,8 +98,7 @@ class Command(OutboxCommand):
                 delivered += drain(using=alias, limit=most and most - delivered, queues=queues)
             self.stdout.write(f"delivered {delivered}")
             return
-        # With --reload, a parent starts the process that delivers.
-        if options["format"] == "text" and options["reload"] == (RELOADED in os.environ):
+        if options["format"] == "text":
             self.stdout.write("\n".join(banner(aliases, queues, options["poll_interval"])))
             self.stdout.flush()
         try:
