@@ -143,12 +143,9 @@ class Event(Generic[Payload_co]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle and copy values only; JSON not decoded yet stays text, even if damaged."""
-        fields = _filled_fields(self)
         if self._row is None:
             self.mark_written()  # if two copies are written, the second may clash
-            return _restored, ({**fields, "_generated": self._generated}, None, self._payload_text)
-        row = {name: _picklable(self._column(name)) for name in _ROW_FIELDS if name not in fields}
-        return _restored, (fields, row, self._payload_text)
+        return _restored, (_filled_fields(self), self._payload_text)
 
     def __str__(self) -> str:
         return validation.event_label(self)
@@ -261,9 +258,7 @@ _RESET_VALUES = {  # fields that a copy of a stored event resets, and their defa
 }
 _NO_ROW: Mapping[str, Any] = {"_row": None, "_positions": {}, "_origin": None}
 _FIELD_GETTERS = {
-    name: getattr(Event, name).__get__
-    for name in Event.__slots__
-    if name not in (*_NO_ROW, "_payload_and_text")
+    name: getattr(Event, name).__get__ for name in Event.__slots__ if name != "_payload_and_text"
 }
 _COLUMN_DEFAULTS = {
     "aggregate_type": GLOBAL,
@@ -302,11 +297,13 @@ def _reset_stored_fields(put: Callable[[str, Any], None], event: Event, origin: 
 
 
 def _filled_fields(event: Event) -> dict[str, Any]:
-    """Return the fields that have a value, without the driver's row and references to it."""
+    """Return the fields that have a value."""
     found = {}
     for name, read in _FIELD_GETTERS.items():
         with suppress(AttributeError):
             found[name] = _picklable(read(event))
+    if found["_row"] is not None:
+        found["_row"] = [_picklable(value) for value in found["_row"]]
     return found
 
 
@@ -314,27 +311,20 @@ def _picklable(value: Any) -> Any:
     return dict(value) if isinstance(value, MappingProxyType) else value  # cannot be pickled
 
 
-def _restored(fields: dict[str, Any], row: dict[str, Any] | None, text: str | None) -> Event:
-    """Recreate an event from what ``__reduce__`` kept: a stored one if ``row`` is given."""
-    for headers in (fields, row or {}):
-        if isinstance(headers.get("headers"), dict):
-            headers["headers"] = validation.read_only_headers(headers["headers"])
-    if row is not None:
-        row["payload"] = text
-        positions = {name: position for position, name in enumerate(row)}
-        event = event_from_row([*row.values()], positions, fields["_loads"])
-    else:
-        event = _new(Event)
-        given = None if text is None else (fields["payload"], text)
-        fields |= {**_NO_ROW, "_payload_and_text": given}
-    put = object.__setattr__.__get__(event)
+def _restored(fields: dict[str, Any], text: str | None) -> Event:
+    """Recreate an event from what ``__reduce__`` kept."""
+    event: Event = _new(Event)
+    if fields["_row"] is None:
+        fields["_payload_and_text"] = None if text is None else (fields["payload"], text)
     for name, value in fields.items():
-        put(name, value)
+        _PUT[name](event, _headers(value) if name == "headers" else value)
     return event
 
 
 def _headers(stored: Any) -> Mapping[str, str]:
-    return decode_headers(stored) if isinstance(stored, str) else stored or NO_HEADERS
+    if isinstance(stored, str):
+        return decode_headers(stored)
+    return MappingProxyType(stored) if isinstance(stored, dict) else stored or NO_HEADERS
 
 
 _INSTANTS = ("occurred_at", "created_at", "deliver_at", "first_due_at", "available_at")
