@@ -42,7 +42,7 @@ EXTRAS = {
     "opentelemetry": "contrib.opentelemetry",
     "prometheus": "contrib.prometheus",
     "rabbitmq": "relays.rabbitmq",
-    "redis": "doorbell.redis relays.redis",
+    "redis": "relays.redis",
     "tasks": "contrib.tasks",  # Django 6 needs no extra
     "webhooks": "relays.http",
 }

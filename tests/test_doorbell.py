@@ -22,7 +22,7 @@ from django.test import TestCase
 import django_outbox as outbox
 from django_outbox import doorbell
 from django_outbox.doorbell.base import database_identity
-from django_outbox.doorbell.local import FILES, Local
+from django_outbox.doorbell.local import Local
 from django_outbox.worker import quarantine
 from tests.reach.children import Site
 from tests.table import PLACED, insert, listening, statuses, write
@@ -346,28 +346,25 @@ def test_19_a_directory_that_others_could_use_is_refused(
         wait_until(lambda: statuses() == {"DONE": 6}, what="the probe delivers")
 
 
-@pytest.mark.parametrize("files", [FILES, Path("/nowhere")], ids=["Linux", "macOS"])
 def test_a_directory_may_have_a_long_path(
     tmp_path: Path,
     temporary: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-    files: Path,
 ) -> None:
-    """Where the system has no short one, workers and writers use a private directory."""
-    monkeypatch.setattr("django_outbox.doorbell.local.FILES", files)
+    """Workers and writers use a private directory, as sockets cannot have such paths."""
     path = tmp_path.joinpath(*["d" * 60] * 3)
     path.mkdir(parents=True)
     worker, writer = (Local("default", directory=str(path)) for _ in range(2))
     with closing(worker.ear()) as ear:
         ear.listen()
-        assert [*(path if files.exists() else temporary).iterdir()]
+        assert [*temporary.iterdir()]
         writer.ring(connection)
         assert ear.wait(10)
     line = 'OUTBOX["DOORBELL"]["directory"] too long for sockets; using a private one'
-    assert caplog.messages == ([] if files.exists() else [f"{line} path={path}"])
+    assert caplog.messages == [f"{line} path={path}"]
     monkeypatch.setattr(tempfile, "tempdir", str(path))
-    assert Local("default").directory().parent == (path if files.exists() else Path("/tmp"))
+    assert Local("default").directory().parent == Path("/tmp")
 
 
 def test_19_a_killed_workers_socket_is_removed_by_the_next_ring(

@@ -16,7 +16,7 @@ from django.utils.module_loading import module_has_submodule
 
 from .. import conf, hooks
 from ..conf import Settings
-from ..doorbell.selection import UnusableDoorbell, create_doorbell
+from ..doorbell import UnusableDoorbell, create_doorbell
 from ..events import GLOBAL, class_fault
 from ..exceptions import did_you_mean
 from ..listeners import callables, registry

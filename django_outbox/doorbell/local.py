@@ -10,8 +10,7 @@ import socket
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -22,8 +21,7 @@ from .base import Ear, database_identity
 logger = logging.getLogger("django_outbox")
 
 WARN_EVERY = 60.0  # seconds between two warnings, at least
-FILES = Path("/proc/self/fd")  # of Linux: the address of a socket is short by way of them
-# Bytes of a directory without them: macOS takes 103, of which a slash and the name are 31.
+# Bytes of a directory. macOS takes paths of 103, Linux of 107; a slash and the name are 31.
 MAX_DIRECTORY = 72
 
 
@@ -105,8 +103,7 @@ class LocalEar:
         # Writers must not find the socket under its name before they may write to it.
         self._path = directory / f".{name}"
         self._open.callback(lambda: self._path.unlink(missing_ok=True))
-        with _address(self._path) as address:
-            self._socket.bind(address)
+        self._socket.bind(str(self._path))
         _set_mode(self._path, directory.stat().st_mode)
         self._path = self._path.rename(directory / name)
 
@@ -149,8 +146,7 @@ def _set_mode(path: Path, directory_mode: int) -> None:
 def _send(sender: socket.socket, path: Path) -> None:
     """Notify one worker; ``OSError`` if the file is not a socket or we may not write to it."""
     try:
-        with _address(path) as address:
-            sender.sendto(b"!", address)
+        sender.sendto(b"!", str(path))
     except (BlockingIOError, FileNotFoundError):
         pass  # enough notifications wait there already, or it was removed since we listed it
     except ConnectionRefusedError:
@@ -163,17 +159,7 @@ def _send(sender: socket.socket, path: Path) -> None:
 
 
 def _is_too_long(directory: Path) -> bool:
-    return len(os.fsencode(directory)) > MAX_DIRECTORY and not FILES.exists()
-
-
-@contextmanager
-def _address(path: Path) -> Iterator[str]:
-    """Yield an address of a socket which is short, however long the path of its directory is."""
-    number = os.open(path.parent, os.O_RDONLY)
-    try:
-        yield str(FILES / f"{number}" / path.name if FILES.exists() else path)
-    finally:
-        os.close(number)
+    return len(os.fsencode(directory)) > MAX_DIRECTORY
 
 
 def _datagram_socket() -> socket.socket:
