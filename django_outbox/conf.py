@@ -184,17 +184,6 @@ def is_test_run() -> bool:
     return hasattr(mail, "outbox") and "django.test.utils" in sys.modules
 
 
-def resolve(name: str) -> Any:
-    """Return the value of a setting, imported if it is a dotted path."""
-    value = getattr(current(), name)
-    return imported(f'OUTBOX["{name}"]', value) if isinstance(value, str) else value
-
-
-def resolve_all(name: str) -> tuple[Any, ...]:
-    """Return the imported dotted paths of a setting, in their order."""
-    return tuple(imported(f'OUTBOX["{name}"]', path) for path in getattr(current(), name))
-
-
 def imported(where: str, path: str) -> Any:
     """Return what a dotted path names; ``where`` is the setting, for ``ImproperlyConfigured``."""
     try:

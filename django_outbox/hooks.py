@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
-from django.utils.module_loading import import_string
 
 from . import events
-from .conf import current, resolve, resolve_all, until_changed
+from .conf import current, imported, until_changed
 from .events import Event, fit, read_only_headers
 from .exceptions import InvalidEvent, PayloadError
 from .listeners import retry
@@ -85,9 +84,11 @@ def _accepts(call: Callable[..., Any], count: int) -> bool:
 @until_changed
 def serializer() -> Any:
     """Return the object with ``dumps`` and ``loads`` that ``SERIALIZER`` names."""
-    value = resolve("SERIALIZER")
+    value = current().SERIALIZER
     if value is None:
         return JSON
+    if isinstance(value, str):
+        value = imported('OUTBOX["SERIALIZER"]', value)
     if isinstance(value, type) and _accepts(value, 0):
         value = value()
     if not callable(getattr(value, "dumps", None)) or not callable(getattr(value, "loads", None)):
@@ -107,11 +108,7 @@ def retry_policy() -> retry.RetryPolicy:
 def retry_from(value: Any, where: str) -> retry.RetryPolicy:
     """Return a policy given as an object, a dotted path or a dict; ``where`` is for the error."""
     try:
-        if isinstance(value, str):
-            value = import_string(value)
-        if isinstance(value, Mapping):
-            return retry.from_setting(value)
-        return retry.checked(value() if isinstance(value, type) else value)
+        return retry.from_setting(value)
     except (ImportError, TypeError, ValueError) as error:
         raise ImproperlyConfigured(f"{where}: {error}") from error
 
@@ -126,13 +123,17 @@ def interceptors() -> tuple[Callable[[Event], Any], ...]:
 
 def _callables(name: str, expected: str) -> tuple[Any, ...]:
     """Return what the paths of a setting name, which are functions."""
-    found = resolve_all(name)
-    for path, each in zip(getattr(current(), name), found, strict=True):
+    found = _imported(name)
+    for path, each in found.items():
         if not callable(each) or inspect.iscoroutinefunction(each):
             raise ImproperlyConfigured(
                 f'OUTBOX["{name}"] names {path!r}, which is {each!r}; expected {expected}.'
             )
-    return found
+    return (*found.values(),)
+
+
+def _imported(name: str) -> dict[str, Any]:
+    return {path: imported(f'OUTBOX["{name}"]', path) for path in getattr(current(), name)}
 
 
 @until_changed
@@ -171,31 +172,26 @@ class WriterHooks:
             except Exception:
                 logger.exception("writer hook failed hook=%s", name_of(hook))
 
-    def __contains__(self, method: str) -> bool:
-        return bool(self._methods[method])
-
 
 def _events(answer: Any, hook: Callable[..., Any]) -> list[Event]:
-    if answer is None:
-        return []
-    expected = (
-        f"{name_of(hook)} returned {{}}; expected a list of Events, or None to suppress them."
-    )
-    try:
-        changed = list(answer)
-    except TypeError:
-        raise InvalidEvent(expected.format(type(answer).__name__)) from None
-    for each in changed:
-        if not isinstance(each, Event):
-            raise InvalidEvent(expected.format(f"{type(each).__name__} among its events"))
+    changed = [*answer] if isinstance(answer, Iterable) else []
+    wrong = [
+        f"{type(each).__name__} among its events" for each in changed if type(each) is not Event
+    ]
+    if answer is not None and not isinstance(answer, Iterable):
+        wrong = [type(answer).__name__]
+    if wrong:
+        raise InvalidEvent(
+            f"{name_of(hook)} returned {wrong[0]}; expected a list of Events, or None to suppress "
+            "them."
+        )
     return changed
 
 
 @until_changed
 def writer_hooks() -> WriterHooks | None:
     """Return the hooks in ``WRITER_HOOKS``; None if there are none."""
-    classes = zip(current().WRITER_HOOKS, resolve_all("WRITER_HOOKS"), strict=True)
-    hooks = [_hook(path, cls) for path, cls in classes]
+    hooks = [_hook(path, cls) for path, cls in _imported("WRITER_HOOKS").items()]
     return WriterHooks(hooks) if hooks else None
 
 

@@ -190,24 +190,27 @@ class Jittered:
 POLICIES: Mapping[str, type[Any]] = {"exponential": Exponential, "fixed": Fixed, "linear": Linear}
 
 
-def from_setting(value: Mapping[str, Any]) -> RetryPolicy:
-    """Build a policy from ``{"policy": "exponential", "base": 0.2, …}``.
+def from_setting(value: Any) -> RetryPolicy:
+    """Return a policy, given as such, as its class, as the dotted path of one, or as a dict.
 
-    ``policy`` is a name, the dotted path of a class, or the dict of another policy, to whose delay
-    up to ``jitter`` seconds are added. Error classes may be dotted paths, too.
+    In ``{"policy": "exponential", "base": 0.2, …}`` the policy is a name, a dotted path, or the
+    dict of another policy, to whose delay up to ``jitter`` seconds are added. Error classes may be
+    dotted paths, too.
 
     Raises ``ValueError`` for a policy or an option that is unknown or invalid.
     """
-    options = dict(value)
+    if not isinstance(value := _imported(value), Mapping):
+        return checked(value() if isinstance(value, type) else value)
+    options = {**value}
     name = options.pop("policy", "exponential")
     for errors in ("retry_on", "give_up_on"):
         if isinstance(options.get(errors), (list, tuple)):
             options[errors] = tuple(map(_imported, options[errors]))
-    make = POLICIES.get(name) if isinstance(name, str) else None
+    make: Any = _imported(name)
     if isinstance(name, Mapping):
         make, options["policy"] = Jittered, from_setting(name)
-    elif isinstance(name, str) and "." in name:
-        make = _imported(name)
+    elif make is name:
+        make = POLICIES.get(str(name))
     if make is None:
         raise ValueError(f"the retry policy {name!r} is unknown; expected one of {[*POLICIES]}.")
     try:
@@ -217,6 +220,7 @@ def from_setting(value: Mapping[str, Any]) -> RetryPolicy:
 
 
 def _imported(value: Any) -> Any:
+    """Return what a dotted path names, and anything else as it is."""
     try:
         return import_string(value) if isinstance(value, str) and "." in value else value
     except ImportError as error:
