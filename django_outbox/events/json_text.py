@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from decimal import Decimal
 from json import JSONEncoder
@@ -15,7 +15,7 @@ import msgspec
 from django.utils.functional import Promise
 
 from ..exceptions import InvalidEvent, PayloadError, PayloadTooLarge
-from .kinds import fault, field_names, undefined
+from .kinds import fault, parts, undefined
 from .validation import NO_HEADERS
 
 T = TypeVar("T")
@@ -154,27 +154,12 @@ def _faulty_path(value: Any, path: str = "payload", above: tuple[Any, ...] = ())
     ``above`` are the values that this one is in.
     """
     if len(above) < MAX_NESTING and not any(value is each for each in above):
-        for step, inner in _parts(value):
+        for step, inner in (parts(value) or {}).items():
             try:
                 _encoder.encode(inner)
             except Exception:  # noqa: BLE001 - as in encode
                 return _faulty_path(inner, path + step, (*above, value))
     return path
-
-
-def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the values that are written for a value, each with the step of the path to it."""
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            yield f".{key}" if isinstance(key, str) and key.isidentifier() else f"[{key!r}]", inner
-    elif isinstance(value, (list, tuple)):
-        yield from ((f"[{at}]", inner) for at, inner in enumerate(value))
-    else:
-        try:
-            yield from _parts(_default(value))
-        except Exception:  # noqa: BLE001 - as in encode
-            for name in field_names(value) or ():
-                yield f".{name}", getattr(value, name, None)
 
 
 def _default(value: Any) -> Any:

@@ -134,15 +134,22 @@ def _is_key(node: Any, is_plain: bool) -> bool:
     return isinstance(node, TEXT_KEYS if is_plain else STRUCT_KEYS)
 
 
-def field_names(value: Any) -> list[str] | None:
-    """Return the names of an instance's fields; None for an instance of any other class."""
-    cls = type(value)
+def parts(value: Any) -> dict[str, Any] | None:
+    """Return what a value consists of, by the steps to it from the value; None for a single one."""
+    if isinstance(value, dict):
+        return {
+            f".{key}" if isinstance(key, str) and key.isidentifier() else f"[{key!r}]": inner
+            for key, inner in value.items()
+        }
+    if isinstance(value, (list, tuple)):
+        return {f"[{at}]": inner for at, inner in enumerate(value)}
+    names, cls = None, type(value)
     if is_dataclass(cls):
-        return [each.name for each in fields(cls)]
-    if is_model(cls):
-        return [*cls.model_fields, *cls.__private_attributes__, "model_extra"]
-    if isinstance(value, msgspec.Struct):
-        return [*cls.__struct_fields__]
-    if hasattr(cls, "__attrs_attrs__"):
-        return [each.name for each in cls.__attrs_attrs__]
-    return None
+        names = [each.name for each in fields(cls)]
+    elif is_model(cls):
+        names = [*cls.model_fields, *cls.__private_attributes__, "model_extra"]
+    elif isinstance(value, msgspec.Struct):
+        names = [*cls.__struct_fields__]
+    elif hasattr(cls, "__attrs_attrs__"):
+        names = [each.name for each in cls.__attrs_attrs__]
+    return None if names is None else {f".{name}": getattr(value, name, None) for name in names}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.conf import settings as django_settings
@@ -202,36 +202,26 @@ def _require_fit(
 
 def difference(written: Any, read: Any, where: str = "") -> str | None:
     """Return the field in which what was read differs from what was written; None if in none."""
-    if written is read:
-        return None
-    names = _attribute_names(written)
-    if names is not None and type(written) is type(read):
-        pairs = [(f"{where}.{name}", name) for name in names]
-        return _first((getattr(written, n, None), getattr(read, n, None), at) for at, n in pairs)
-    if isinstance(written, dict) and isinstance(read, dict) and written.keys() == read.keys():
-        return _first((written[key], read[key], f"{where}[{key!r}]") for key in written)
-    if isinstance(written, (list, tuple)) and isinstance(read, type(written)):
-        if len(written) == len(read):
-            pairs_at = enumerate(zip(written, read, strict=True))
-            return _first((one, other, f"{where}[{at}]") for at, (one, other) in pairs_at)
-    elif names is None and written == read:
-        return None
+    ours, theirs = _parts(written), _parts(read)
+    is_same_kind = isinstance(read, dict if isinstance(written, dict) else type(written))
+    if ours is None or theirs is None:
+        if written is read or (ours is theirs and written == read):
+            return None
+    elif is_same_kind and ours.keys() == theirs.keys():
+        found = (difference(ours[step], theirs[step], f"{where}{step}") for step in ours)
+        return next(filter(None, found), None)
     return (
         f"{where.lstrip('.') or 'the payload'} (written as {type(written).__qualname__}, "
         f"read as {type(read).__qualname__})"
     )
 
 
-def _first(parts: Iterator[tuple[Any, Any, str]]) -> str | None:
-    return next((found for each in parts if (found := difference(*each))), None)
-
-
-def _attribute_names(value: Any) -> list[str] | None:
-    """Return the names of what an instance consists of; None for a value without attributes."""
-    names, cls = kinds.field_names(value), type(value)
-    if names is None and getattr(cls, "__eq__", None) is object.__eq__ and not is_enum(cls):
-        return [*getattr(value, "__dict__", ())] or None
-    return names
+def _parts(value: Any) -> dict[str, Any] | None:
+    """Return what a value consists of, also one of a class that does not compare its instances."""
+    found, cls = kinds.parts(value), type(value)
+    if found is None and getattr(cls, "__eq__", None) is object.__eq__ and not is_enum(cls):
+        return {f".{name}": inner for name, inner in getattr(value, "__dict__", {}).items()} or None
+    return found
 
 
 def _require_readable(cls: type, found: str | None) -> None:

@@ -568,7 +568,7 @@ DIFFERENCES: dict[str, tuple[Any, Any, str]] = {
     "a field inside": (Tree("a", Tree("b")), Tree("a", Tree("c")), "left.name"),
     "an item": (Page([1, 2]), Page([1, 3]), "of[1]"),
     "a missing item": (Page([1, 2]), Page([1]), "of"),
-    "a value by key": (Page([{"k": 1}]), Page([{"k": 2}]), "of[0]['k']"),
+    "a value by key": (Page([{"k": 1}]), Page([{"k": 2}]), "of[0].k"),
     "a key": (Page([{1: 1}]), Page([{"1": 1}]), "of[0]"),
     "a tuple": (Page([(1,)]), Page([[1]]), "of[0]"),
     "an equal subclass": (Page([Line("a")]), Page([Other("a")]), "of[0]"),
