@@ -71,7 +71,7 @@ def _no_outbox_thread_left() -> Iterator[None]:
 
 
 def _threads() -> set[threading.Thread]:
-    module = sys.modules.get("django_outbox.writing.hot_queue")
+    module = sys.modules.get("django_outbox.writing.on_commit")
     if module is None or module.hot_queues.start_worker is not None:
         # An embedded worker lives as long as its process.
         return set()

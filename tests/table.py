@@ -18,8 +18,7 @@ import django_outbox as outbox
 from django_outbox.delivery.lease import Lease, lease_from_row, row_run
 from django_outbox.events import least_id, new_id, stream_of
 from django_outbox.listeners import registry
-from django_outbox.listeners.error_texts import normalised
-from django_outbox.listeners.history import Entry, entries, with_entries
+from django_outbox.listeners.history import Entry, entries, normalised, with_entries
 from django_outbox.listeners.outcomes import Decision, Status
 from django_outbox.listeners.queues import row_id
 from django_outbox.models import OutboxEvent, OutboxStream

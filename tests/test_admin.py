@@ -25,7 +25,7 @@ from django_outbox.admin.event_admin import OutboxEventAdmin
 from django_outbox.events import least_id, stream_of
 from django_outbox.inspection.fate import fate_of
 from django_outbox.listeners import registry
-from django_outbox.listeners.error_texts import normalised
+from django_outbox.listeners.history import normalised
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent, OutboxOperation
 from django_outbox.worker.operations import work_off_all

@@ -6,7 +6,8 @@ import pytest
 from django.test import override_settings
 
 from django_outbox.inspection.causes import load_causes
-from django_outbox.listeners.error_texts import LENGTH, error_class, normalised
+from django_outbox.listeners.history import CAUSE_LENGTH as LENGTH
+from django_outbox.listeners.history import error_class, normalised
 from tests.cases import cases
 from tests.conformance.test_causes import FAILED, OTHERS, REFUSED, SAME
 from tests.table import dead

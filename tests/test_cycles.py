@@ -17,7 +17,7 @@ import django_outbox as outbox
 from django_outbox.models import OutboxEvent
 from django_outbox.worker import worker as worker_module
 from django_outbox.worker.executor import Executor
-from django_outbox.writing.hot_queue import hot_queues
+from django_outbox.writing.on_commit import hot_queues
 from tests.table import in_thread, listening, sessions, statuses, write
 from tests.waiting import wait_until
 

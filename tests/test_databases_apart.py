@@ -13,7 +13,7 @@ from django.db import transaction
 import django_outbox as outbox
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent
-from django_outbox.writing.hot_queue import hot_queues
+from django_outbox.writing.on_commit import hot_queues
 from tests import samples
 from tests.fleet import Fleet
 from tests.table import PLACED, listening

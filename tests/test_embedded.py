@@ -22,7 +22,7 @@ from django.db import OperationalError, connection, transaction
 import django_outbox as outbox
 from django_outbox.models import OutboxEvent, OutboxWorker
 from django_outbox.process import embedded
-from django_outbox.writing.hot_queue import hot_queues
+from django_outbox.writing.on_commit import hot_queues
 from tests.fleet import wait_until
 from tests.reach.children import Child, Site, holds_a_database, is_alive, nothing_is_left
 from tests.table import in_thread, listening, now, statuses, write

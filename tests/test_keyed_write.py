@@ -15,7 +15,7 @@ import django_outbox as outbox
 from django_outbox import Event, InvalidEvent, signals, write, write_many
 from django_outbox.events import LENGTHS, aggregate_key
 from django_outbox.models import OutboxEvent, OutboxStream
-from django_outbox.writing.hot_queue import hot_queues
+from django_outbox.writing.on_commit import hot_queues
 from tests import samples
 from tests.cases import cases
 from tests.surroundings import heard

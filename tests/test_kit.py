@@ -32,7 +32,7 @@ from django_outbox.testing import (
     running_worker,
     wait_until,
 )
-from django_outbox.writing.hot_queue import hot_queues
+from django_outbox.writing.on_commit import hot_queues
 from tests import samples
 from tests.surroundings import both, inside, outside_alone
 from tests.table import PLACED, insert, listening, now, row, statuses

@@ -13,7 +13,7 @@ from django.db import transaction
 
 import django_outbox as outbox
 from django_outbox.models import OutboxEvent, OutboxWorker
-from django_outbox.writing.hot_queue import hot_queues
+from django_outbox.writing.on_commit import hot_queues
 from tests.table import PLACED, insert, listening, row, statuses, write
 from tests.test_embedded import serving, stop
 from tests.testapp.models import Effect

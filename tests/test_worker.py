@@ -14,7 +14,7 @@ from django_outbox import signals
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent
 from django_outbox.worker.held import Held
-from django_outbox.writing.hot_queue import hot_queues
+from django_outbox.writing.on_commit import hot_queues
 from tests.surroundings import gated, heard
 from tests.table import in_thread, insert, lease_ends_in, listening, row, statuses, steal, write
 from tests.waiting import MovedClock, wait_until

@@ -31,7 +31,7 @@ from django_outbox import (
 )
 from django_outbox.listeners.registry import digest
 from django_outbox.models import OutboxEvent
-from django_outbox.writing.hot_queue import hot_queues
+from django_outbox.writing.on_commit import hot_queues
 from tests.cases import cases
 from tests.table import listening, undone
 from tests.test_events import REFUSED, UNFIT, nested

@@ -17,7 +17,7 @@ from django.utils.translation import gettext_lazy as _
 from ..inspection import causes
 from ..inspection.causes import Cause
 from ..inspection.sentences import clock, number
-from ..listeners.error_texts import error_class
+from ..listeners.history import error_class
 from ..listeners.outcomes import Status
 from ..sql import dialect_of
 from . import display, links, redaction

@@ -15,8 +15,7 @@ import msgspec
 from .. import hooks
 from ..clocks import monotonic
 from ..events import Event, event_from_row, is_slot, stored_instant
-from ..listeners.error_texts import normalised
-from ..listeners.history import Entry, first_line, with_entries
+from ..listeners.history import Entry, first_line, normalised, with_entries
 from ..listeners.outcomes import DONE, LOST, Decision, Status
 from ..queue_settings import DEFAULT_QUEUE
 from ..sql.values import EVENTS, QUEUE, TAIL, Ending, LeaseKind, Table

@@ -16,7 +16,7 @@ from django.db.models import Case, Count, F, Max, Min, Q, Value, When
 from django.db.models.functions import Substr
 from django.utils.crypto import salted_hmac
 
-from ..listeners.error_texts import error_class
+from ..listeners.history import error_class
 from ..models import OutboxEvent, OutboxQuerySet
 from ..models.fields import ExactTextField
 from ..models.queryset import by_death

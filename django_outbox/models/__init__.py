@@ -21,7 +21,7 @@ from ..events import (
     STREAM_LENGTH,
     event_label,
 )
-from ..listeners.error_texts import LENGTH as CAUSE_LENGTH
+from ..listeners.history import CAUSE_LENGTH
 from ..listeners.options import TITLE_LENGTH
 from ..queue_settings import DEFAULT_QUEUE, MAX_QUEUE_NAME
 from ..sql import dialect_of

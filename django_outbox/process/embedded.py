@@ -18,7 +18,7 @@ from ..conf import current
 from ..models import OutboxEvent, live_workers
 from ..signals import event_written
 from ..worker.worker import Worker
-from ..writing.hot_queue import hot_queues
+from ..writing.on_commit import hot_queues
 
 logger = logging.getLogger("django_outbox")
 

@@ -12,7 +12,7 @@ from django.db import connections, models, router
 from .. import doorbell
 from ..exceptions import seconds
 from ..models import OutboxEvent, OutboxInbox, OutboxStream
-from ..writing.hot_queue import hot_queues
+from ..writing.on_commit import hot_queues
 
 T = TypeVar("T")
 

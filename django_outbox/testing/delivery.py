@@ -17,7 +17,7 @@ from ..models import OutboxEvent
 from ..signals import event_settled
 from ..worker.drain import drain as _drain
 from ..worker.worker import Worker
-from ..writing.hot_queue import hot_queues
+from ..writing.on_commit import hot_queues
 
 
 def drain(

@@ -19,7 +19,7 @@ from ..conf import current
 from ..models import OutboxEvent
 from ..signals import announce, worker_started, worker_stopped
 from ..sql import is_in_memory
-from ..writing.hot_queue import hot_queues
+from ..writing.on_commit import hot_queues
 from .async_deliveries import AsyncDeliveries
 from .deliveries import Deliveries
 from .effects import Steps, act, in_turn

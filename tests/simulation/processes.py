@@ -8,7 +8,7 @@ from typing import Any
 
 from django_outbox import doorbell
 from django_outbox.events import arguments
-from django_outbox.writing.hot_queue import hot_queues
+from django_outbox.writing.on_commit import hot_queues
 from tests.simulation.scheduler import scheduler
 
 
