@@ -27,8 +27,7 @@ boto3 = pytest.importorskip("boto3")
 moto_server = pytest.importorskip("moto.server")
 
 from django_outbox.relays import aws  # noqa: E402
-from django_outbox.relays.aws import SNS, SQS  # noqa: E402
-from django_outbox.relays.aws_messages import Denied, entry_of, grouped  # noqa: E402
+from django_outbox.relays.aws import SNS, SQS, Denied, entry_of, grouped  # noqa: E402
 from django_outbox.relays.backend import Refused  # noqa: E402
 from tests.cases import cases  # noqa: E402
 

@@ -577,7 +577,7 @@ def test_503_stops_a_host_for_as_long_as_it_says(
     only.check()
     receiver.answer = lambda path, body: (204, {}, b"")
     assert only.send(message(receiver.url)) == [None]
-    assert hosts.latest(f"127.0.0.1:{receiver.port}") is None
+    assert hosts.get(f"127.0.0.1:{receiver.port}") is None
 
 
 def test_after_its_pause_one_message_tries_a_host(
@@ -608,14 +608,14 @@ def test_a_pause_grows_with_the_time_that_a_host_is_away(monkeypatch: pytest.Mon
     now[0] += 60
     assert absences.absence("a:1") is None
     absences.set_back("a:1")
-    assert absences.latest("a:1") is None
+    assert absences.get("a:1") is None
 
 
 def test_of_too_many_hosts_the_first_is_forgotten() -> None:
     absences, names = Hosts(), [f"a:{n}" for n in range(http_hosts.MAX_HOSTS + 1)]
     for each in names:
         absences.set_away(each, "", is_unreachable=True)
-    assert [each for each in names if absences.latest(each) is None] == names[:1]
+    assert [each for each in names if absences.get(each) is None] == names[:1]
 
 
 # --- options --------------------------------------------------------------------------------------

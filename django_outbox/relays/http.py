@@ -152,7 +152,7 @@ class Webhook(Backend):
             await stream.aclose()
         except (httpcore.NetworkError, httpcore.TimeoutException, UnknownHost) as error:
             raise BrokerUnavailable(_reason(origin, error)) from None
-        if (latest := hosts.latest(origin)) and latest.is_unreachable:
+        if (latest := hosts.get(origin)) and latest.is_unreachable:
             hosts.set_back(origin)
 
     def _only_url(self) -> httpx.URL | None:

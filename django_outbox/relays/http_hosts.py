@@ -130,7 +130,7 @@ def _addresses(host: str, port: int) -> list[str]:
 # --- hosts that are away --------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Absence:
     """Since when a host has been away, and when it may be tried again."""
 
@@ -146,51 +146,37 @@ class Absence:
         return MIN_PAUSE if self.is_probed else max(self.until - monotonic(), MIN_PAUSE)
 
 
-class Hosts:
+class Hosts(dict[str, Absence]):
     """The hosts that are away. All threads of a process share one; each method is atomic enough.
 
     Two threads that write at once leave one of two right answers.
     """
 
-    def __init__(self) -> None:
-        self._absences: dict[str, Absence] = {}
-
     def absence(self, host: str) -> Absence | None:
         """Return why nothing must be sent to a host at present; None: send."""
-        found = self._absences.get(host)
+        found = self.get(host)
         return found if found is not None and monotonic() < found.until else None
-
-    def latest(self, host: str) -> Absence | None:
-        """Return a host's absence, even if it may be tried again."""
-        return self._absences.get(host)
 
     def begin_probe(self, host: str, until: float) -> None:
         """Let nothing else be sent to a host that may be tried again, while one message tries."""
-        if found := self._absences.get(host):
-            self._absences[host] = replace(found, until=until, is_probed=True)
+        if found := self.get(host):
+            self[host] = replace(found, until=until, is_probed=True)
 
     def set_away(
         self, host: str, reason: str, *, is_unreachable: bool, retry_after: float = 0.0
     ) -> Absence:
         """Remember that a host is away; ``retry_after`` is what it has asked for, in seconds."""
-        now, former = monotonic(), self._absences.pop(host, None)
+        now, former = monotonic(), self.pop(host, None)
         since = former.since if former else now
         pause = min(max(retry_after, (now - since) * SHARE, MIN_PAUSE), MAX_PAUSE)
-        if len(self._absences) >= MAX_HOSTS:
-            self._absences.pop(next(iter(self._absences)), None)
-        absence = Absence(
-            reason=reason, since=since, until=now + pause, is_unreachable=is_unreachable
-        )
-        self._absences[host] = absence
-        return absence
+        if len(self) >= MAX_HOSTS:
+            self.pop(next(iter(self)), None)
+        self[host] = found = Absence(reason, since, now + pause, is_unreachable)
+        return found
 
     def set_back(self, host: str) -> None:
         """Forget that a host was away: it has answered."""
-        self._absences.pop(host, None)
-
-    def clear(self) -> None:
-        """Forget all hosts."""
-        self._absences.clear()
+        self.pop(host, None)
 
 
 # Of the process: it outlives backends, which are made anew after each BrokerUnavailable.

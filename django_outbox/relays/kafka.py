@@ -46,32 +46,26 @@ WAIT: Final = 0.01  # seconds; of two threads that wait, one may get the reports
 ASK_TIMEOUT: Final = 5.0  # seconds to wait for the cluster's metadata
 LAST_REPORTS: Final = 0.2  # seconds to collect the reports of what was purged
 TOPIC: Final = re.compile(r"(?!\.\.?\Z)[A-Za-z0-9._-]{1,249}")
+
+
+def _codes(names: str) -> frozenset[int]:
+    return frozenset(getattr(KafkaError, each) for each in names.split())
+
+
 # The broker refuses a batch of messages, of which perhaps only one is at fault.
-OF_BATCH: Final = {
-    KafkaError.MSG_SIZE_TOO_LARGE,
-    KafkaError.RECORD_LIST_TOO_LARGE,
-    KafkaError.INVALID_RECORD,
-}
+OF_BATCH: Final = _codes("MSG_SIZE_TOO_LARGE RECORD_LIST_TOO_LARGE INVALID_RECORD")
 # Of a single message, another try fails like the first.
-FOR_GOOD: Final = OF_BATCH - {KafkaError.INVALID_RECORD} | {KafkaError.TOPIC_EXCEPTION}
-UNKNOWN: Final = {KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART}
+FOR_GOOD: Final = _codes("MSG_SIZE_TOO_LARGE RECORD_LIST_TOO_LARGE TOPIC_EXCEPTION")
+UNKNOWN: Final = _codes("_UNKNOWN_TOPIC UNKNOWN_TOPIC_OR_PART")
 # The client remembers these of a topic and refuses further messages without asking the cluster.
-REMEMBERED: Final = {*UNKNOWN, KafkaError.TOPIC_AUTHORIZATION_FAILED}
+REMEMBERED: Final = UNKNOWN | _codes("TOPIC_AUTHORIZATION_FAILED")
 # Given up by the client: after a fatal error, or by the other thread at its deadline.
-PURGED: Final = {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}
+PURGED: Final = _codes("_PURGE_QUEUE _PURGE_INFLIGHT")
 # Nothing is said about the message itself: it may have been stored or not.
-UNCERTAIN: Final = PURGED | {
-    KafkaError._MSG_TIMED_OUT,
-    KafkaError._TIMED_OUT,
-    KafkaError._TIMED_OUT_QUEUE,
-    KafkaError._TRANSPORT,
-    KafkaError._ALL_BROKERS_DOWN,
-    KafkaError._DESTROY,
-    KafkaError._FATAL,
-    KafkaError._STATE,
-    KafkaError.REQUEST_TIMED_OUT,
-    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-}
+UNCERTAIN: Final = PURGED | _codes(
+    "_MSG_TIMED_OUT _TIMED_OUT _TIMED_OUT_QUEUE _TRANSPORT _ALL_BROKERS_DOWN _DESTROY _FATAL "
+    "_STATE REQUEST_TIMED_OUT CLUSTER_AUTHORIZATION_FAILED"
+)
 NOT_REPORTED: Final = KafkaError(KafkaError._TIMED_OUT)
 
 
@@ -309,7 +303,7 @@ def _defaults(milliseconds: int, options: Mapping[str, Any]) -> dict[str, Any]:
         "enable.idempotence": True,
         "acks": "all",
         "linger.ms": min(LINGER, shortest // 2),  # the client wants it below the timeout
-        "socket.timeout.ms": max(milliseconds, 10),
+        "socket.timeout.ms": milliseconds,
         "topic.metadata.propagation.max.ms": min(int(UNKNOWN_AFTER * 1000), milliseconds // 2),
     }
     if "delivery.timeout.ms" not in options:  # an alias
