@@ -230,7 +230,7 @@ SURVIVORS = (
     ),
     Survivor(
         name="a probe without compare-and-set",
-        edits=[("sql/upkeep.py", "AND name = %s AND until <= {self.now}", "AND name = %s")],
+        edits=[("sql/dialect.py", "AND name = %s AND until <= {self.now}", "AND name = %s")],
         test="tests/conformance/test_queue_sql.py::test_a_breaker_is_probed_when_its_pause_is_over",
     ),
     Survivor(
@@ -361,19 +361,19 @@ SURVIVORS = (
     ),
     Survivor(
         name="further rows of an event that another worker has routed",
-        edits=[("sql/routes.py", "AND routes = %s{self.skip", "AND %s <> ''{self.skip")],
+        edits=[("sql/settle.py", "AND routes = %s{self.skip", "AND %s <> ''{self.skip")],
         test=f"{ROUTES}test_no_row_is_inserted_twice_nor_one_of_another_receipt",
     ),
     Survivor(
         name="a further row that fails where there is one",
-        edits=[("sql/routes.py", '" ON CONFLICT (id) DO NOTHING"', '""')],
+        edits=[("sql/settle.py", '" ON CONFLICT (id) DO NOTHING"', '""')],
         test=f"{ROUTES}test_no_row_is_inserted_twice_nor_one_of_another_receipt",
     ),
     Survivor(
         name="a row that is routed by a worker that has lost it",
         edits=[
             (
-                "sql/routes.py",
+                "sql/settle.py",
                 "WHERE listener IS NULL AND {held}",
                 "WHERE listener IS NULL AND ({held} OR 1 = 1)",
             )
@@ -382,12 +382,12 @@ SURVIVORS = (
     ),
     Survivor(
         name="a row that is routed twice",
-        edits=[("sql/routes.py", "WHERE listener IS NULL AND {held}", "WHERE {held}")],
+        edits=[("sql/settle.py", "WHERE listener IS NULL AND {held}", "WHERE {held}")],
         test=f"{ROUTES}test_only_the_owner_routes_a_row_and_only_once",
     ),
     Survivor(
         name="a receipt that forgets what another worker has noted meanwhile",
-        edits=[("sql/routes.py", 'row_lock = " FOR UPDATE"', 'row_lock = ""')],
+        edits=[("sql/settle.py", 'row_lock = " FOR UPDATE"', 'row_lock = ""')],
         test=f"{ROUTES}test_a_worker_waits_until_another_has_noted_its_receipt",
         database="postgres",
     ),

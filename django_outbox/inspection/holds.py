@@ -18,7 +18,7 @@ from ..listeners.history import first_line
 from ..models import OutboxEvent, OutboxPause, OutboxStream
 from ..models.fields import IsIndexed, age
 from ..queue_settings import parked_queue
-from ..sql.inspection import Waiting
+from ..sql.dialect import Waiting
 from ..sql.values import CLOSING_KINDS
 
 COUNT_LIMIT: Final = 10_000  # due events of a queue that are counted, and as many streams

@@ -17,7 +17,7 @@ from ..models import OutboxEvent, OutboxStream
 from ..models.fields import age
 from ..models.queryset import by_death
 from ..sql import dialect_of
-from ..sql.inspection import Flow
+from ..sql.dialect import Flow
 from .causes import Causes, load_causes
 from .counts import MAX_LAG, PERIOD, Rates, capped_count, counts, limited, minutes, rates
 from .holds import COUNT_LIMIT, Hold

@@ -20,7 +20,7 @@ from ..models.fields import age
 from ..models.statistics import RUN_COLUMNS, WAIT_COLUMNS, quantile
 from ..queue_settings import DEFAULT_QUEUE, RelaySettings, parked_by
 from ..sql import dialect_of
-from ..sql.inspection import Waiting
+from ..sql.dialect import Waiting
 from .counts import PERIOD, AtLeast
 from .holds import COUNT_LIMIT, Hold, held_queue, load_holds, load_pauses
 from .workers import WorkerInfo

@@ -6,8 +6,7 @@ import json
 from datetime import timedelta
 from typing import Any
 
-from django.db import DatabaseError, ProgrammingError, connections, models, router
-from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db import DatabaseError, connections, models, router
 from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 
@@ -26,7 +25,13 @@ from ..listeners.options import TITLE_LENGTH
 from ..queue_settings import DEFAULT_QUEUE, MAX_QUEUE_NAME
 from ..sql import dialect_of
 from .event_queryset import OutboxQuerySet
-from .fields import ExactCharField, ExactTextField, PendingIndex, UTCDateTimeField
+from .fields import (
+    ExactCharField,
+    ExactTextField,
+    PendingIndex,
+    SmallIntegerField,
+    UTCDateTimeField,
+)
 from .inbox_queryset import InboxQuerySet
 from .operation import OutboxOperation
 from .pause_queryset import PauseQuerySet
@@ -45,43 +50,37 @@ class OutboxEvent(models.Model):
 
     id = ExactCharField(max_length=ROW_ID_LENGTH, primary_key=True)
     event_id = ExactCharField(_("event id"), max_length=LENGTHS["event_id"])
-    listener = ExactCharField(_("listener"), max_length=TITLE_LENGTH, null=True, blank=True)
-    routes = ExactTextField(_("routes"), null=True, blank=True)  # digests of all its listeners
+    listener = ExactCharField(_("listener"), max_length=TITLE_LENGTH, null=True)
+    routes = ExactTextField(_("routes"), null=True)  # digests of all its listeners
     event_type = ExactCharField(_("event type"), max_length=LENGTHS["event_type"])
     aggregate_type = ExactCharField(
         _("aggregate type"), max_length=LENGTHS["aggregate_type"], default=GLOBAL, db_default=GLOBAL
     )
-    aggregate_id = ExactCharField(
-        _("aggregate id"), max_length=LENGTHS["aggregate_id"], null=True, blank=True
-    )
-    tenant_id = ExactCharField(
-        _("tenant id"), max_length=LENGTHS["tenant_id"], null=True, blank=True
-    )
+    aggregate_id = ExactCharField(_("aggregate id"), max_length=LENGTHS["aggregate_id"], null=True)
+    tenant_id = ExactCharField(_("tenant id"), max_length=LENGTHS["tenant_id"], null=True)
     payload = ExactTextField(_("payload"))
-    headers = ExactTextField(_("headers"), null=True, blank=True)
-    status = models.SmallIntegerField(
+    headers = ExactTextField(_("headers"), null=True)
+    status = SmallIntegerField(
         _("status"), choices=Status.choices, default=Status.NEW, db_default=Status.NEW
     )
     attempts = models.IntegerField(_("attempts"), default=0, db_default=0)
-    rescues = models.SmallIntegerField(_("rescues"), default=0, db_default=0)
+    rescues = SmallIntegerField(_("rescues"), default=0, db_default=0)
     occurred_at = UTCDateTimeField(_("occurred at"))
     created_at = UTCDateTimeField(_("created at"))
-    deliver_at = UTCDateTimeField(_("deliver at"), null=True, blank=True)
-    first_due_at = UTCDateTimeField(_("first due at"), null=True, blank=True)
-    available_at = UTCDateTimeField(_("due at"), null=True, blank=True)
-    done_at = UTCDateTimeField(_("done at"), null=True, blank=True)
-    last_error = ExactTextField(_("last error"), null=True, blank=True)
-    cause = ExactCharField(_("cause"), max_length=CAUSE_LENGTH, null=True, blank=True)
-    history = ExactTextField(_("history"), null=True, blank=True)  # JSON; see listeners.history
-    result = ExactTextField(_("result"), null=True, blank=True)
-    locked_by = ExactCharField(_("locked by"), max_length=128, null=True, blank=True)
-    locked_at = UTCDateTimeField(_("locked at"), null=True, blank=True)
-    key = ExactCharField(_("key"), max_length=LENGTHS["key"], null=True, blank=True)
-    stream = ExactCharField(_("stream"), max_length=STREAM_LENGTH, null=True, blank=True)
-    seq = models.BigIntegerField(_("seq"), null=True, blank=True)
-    unique_key = ExactCharField(
-        _("unique key"), max_length=LENGTHS["unique_key"], null=True, blank=True
-    )
+    deliver_at = UTCDateTimeField(_("deliver at"), null=True)
+    first_due_at = UTCDateTimeField(_("first due at"), null=True)
+    available_at = UTCDateTimeField(_("due at"), null=True)
+    done_at = UTCDateTimeField(_("done at"), null=True)
+    last_error = ExactTextField(_("last error"), null=True)
+    cause = ExactCharField(_("cause"), max_length=CAUSE_LENGTH, null=True)
+    history = ExactTextField(_("history"), null=True)  # JSON; see listeners.history
+    result = ExactTextField(_("result"), null=True)
+    locked_by = ExactCharField(_("locked by"), max_length=128, null=True)
+    locked_at = UTCDateTimeField(_("locked at"), null=True)
+    key = ExactCharField(_("key"), max_length=LENGTHS["key"], null=True)
+    stream = ExactCharField(_("stream"), max_length=STREAM_LENGTH, null=True)
+    seq = models.BigIntegerField(_("seq"), null=True)
+    unique_key = ExactCharField(_("unique key"), max_length=LENGTHS["unique_key"], null=True)
     queue = ExactCharField(
         _("queue"), max_length=MAX_QUEUE_NAME, default=DEFAULT_QUEUE, db_default=DEFAULT_QUEUE
     )
@@ -142,31 +141,16 @@ def missing_table(alias: str | None) -> str | None:
     """Return what to do about a missing table; None if all exist or the database is down."""
     connection = connections[alias or router.db_for_write(OutboxEvent)]
     try:
-        needed = OutboxEvent, OutboxPause, OutboxOperation, OutboxLease, OutboxWorker  # by workers
-        missing = [each._meta.db_table for each in needed if not _has_table(connection, each)]
-        if not missing:
-            return None
+        table = dialect_of(connection).missing_table()
     except DatabaseError:
         return None  # the database is down; the worker waits for it
     finally:
         if not connection.in_atomic_block:
             connection.close()
-    return (
-        f"The database {connection.alias!r} has no table {missing[0]!r}. "
+    return table and (
+        f"The database {connection.alias!r} has no table {table!r}. "
         f"Run: manage.py migrate django_outbox --database {connection.alias}"
     )
-
-
-def _has_table(connection: BaseDatabaseWrapper, model: type[models.Model]) -> bool:
-    table = model._meta.db_table
-    if table.startswith('"'):  # introspection does not list another schema
-        try:
-            model._base_manager.using(connection.alias).exists()
-        except ProgrammingError:
-            return False
-        return True
-    with connection.cursor() as cursor:
-        return table in connection.introspection.table_names(cursor)
 
 
 class OutboxStream(models.Model):
@@ -177,7 +161,7 @@ class OutboxStream(models.Model):
     lane = ExactCharField(max_length=LANE_LENGTH, default="", db_default="")
     seq = models.BigIntegerField()
     due_at = UTCDateTimeField(null=True)
-    rescues = models.SmallIntegerField(default=0, db_default=0)  # workers that were lost with it
+    rescues = SmallIntegerField(default=0, db_default=0)  # workers that were lost with it
     locked_by = ExactCharField(max_length=128, null=True)
     locked_at = UTCDateTimeField(null=True)
     queue = ExactCharField(
@@ -242,7 +226,6 @@ class OutboxLease(models.Model):
 
     class Meta:
         db_table = table_name("outbox_lease")
-        verbose_name = "outbox lease"
         default_permissions = ()  # only workers use it
 
     def __str__(self) -> str:

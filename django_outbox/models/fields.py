@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
@@ -20,7 +21,19 @@ from ..sql.values import to_database
 COLLATIONS = {"mysql": "utf8mb4_bin", "postgresql": "C"}
 
 
-class ExactText:
+# Options of a field that no column has. Django changes ``serialize`` of a primary key.
+UNSTORED = {"blank", "choices", "serialize", "verbose_name"}
+
+
+class Stored:
+    """Mixin for fields of which a migration notes only what the column has."""
+
+    def deconstruct(self) -> Any:
+        name, path, args, options = super().deconstruct()  # type: ignore[misc]
+        return name, path, args, {k: v for k, v in options.items() if k not in UNSTORED}
+
+
+class ExactText(Stored):
     """Mixin for text columns that compare byte by byte."""
 
     def db_parameters(self, connection: BaseDatabaseWrapper) -> dict[str, Any]:
@@ -66,7 +79,11 @@ class ExactTextField(ExactText, models.TextField):  # type: ignore[type-arg]
     """Unbounded text."""
 
 
-class UTCDateTimeField(models.DateTimeField):  # type: ignore[type-arg]
+class SmallIntegerField(Stored, models.SmallIntegerField):  # type: ignore[type-arg]
+    """A short number."""
+
+
+class UTCDateTimeField(Stored, models.DateTimeField):  # type: ignore[type-arg]
     """An instant: stored in UTC and read aware, whatever USE_TZ, TIME_ZONE or the session say."""
 
     def get_internal_type(self) -> str:
@@ -185,13 +202,12 @@ class PendingIndex(Index):
         self,
         *expressions: Any,
         where: Q | None,
-        plain_fields: tuple[str, ...] | None = (),
+        plain_fields: Sequence[str] | None = (),
         unique: bool = False,
         **options: Any,
     ) -> None:
         super().__init__(*expressions, **options)
-        self.where, self.unique = where, unique
-        self.plain_fields = plain_fields if plain_fields is None else tuple(plain_fields)
+        self.where, self.plain_fields, self.unique = where, plain_fields, unique
 
     def deconstruct(self) -> Any:
         path, expressions, options = super().deconstruct()

@@ -131,19 +131,19 @@ class OutboxOperation(models.Model):
     id = models.BigAutoField(primary_key=True)
     kind = ExactCharField(_("what"), max_length=16, choices=Kind.choices)
     state = ExactCharField(_("state"), max_length=8, choices=State.choices, default=State.DONE)
-    about = ExactTextField(_("of what"), default="", blank=True)
-    by = ExactCharField(_("by"), max_length=MAX_NAME, default="", blank=True)
+    about = ExactTextField(_("of what"), default="")
+    by = ExactCharField(_("by"), max_length=MAX_NAME, default="")
     started_at = UTCDateTimeField(_("began"))
-    ended_at = UTCDateTimeField(_("ended"), null=True, blank=True)
-    stopped_by = ExactCharField(_("stopped by"), max_length=MAX_NAME, default="", blank=True)
-    filters = ExactTextField(null=True, blank=True)  # JSON of ``conditions``, if to be worked off
-    rate = ExactTextField(_("rate"), null=True, blank=True)
-    limit = models.IntegerField(_("at most"), null=True, blank=True)
-    matched = models.IntegerField(_("matched"), null=True, blank=True)  # NULL: not counted
+    ended_at = UTCDateTimeField(_("ended"), null=True)
+    stopped_by = ExactCharField(_("stopped by"), max_length=MAX_NAME, default="")
+    filters = ExactTextField(null=True)  # JSON of ``conditions``, if to be worked off
+    rate = ExactTextField(_("rate"), null=True)
+    limit = models.IntegerField(_("at most"), null=True)
+    matched = models.IntegerField(_("matched"), null=True)  # NULL: not counted
     done = models.IntegerField(_("deliveries"), default=0)
     skipped = models.IntegerField(_("skipped"), default=0)  # locked elsewhere, or changed before
-    after = ExactCharField(max_length=ROW_ID_LENGTH, default="", blank=True)  # the last id so far
-    next_at = UTCDateTimeField(null=True, blank=True)  # with a rate: when the next one is due
+    after = ExactCharField(max_length=ROW_ID_LENGTH, default="")  # the last id so far
+    next_at = UTCDateTimeField(null=True)  # with a rate: when the next one is due
 
     objects = OperationQuerySet.as_manager()
 

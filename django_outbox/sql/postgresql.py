@@ -13,10 +13,8 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from ..events import UNROUTED_LANE
 from ..setting_rules import CENTURY
 from .claim import COUNT_RESCUE
-from .dialect import Dialect
-from .insert import Written, places_of
+from .insert import Written, due_of_followers, places_of
 from .postgresql_server import PostgreSQLServer
-from .sequence_numbers import due_of_followers
 from .values import (
     DUE,
     EVENTS,
@@ -43,7 +41,7 @@ MOST_BYTES = 2**31 - 1  # of payload text, where a claim has no limit
 UNFLUSHED = "(SELECT set_config('synchronous_commit', 'off', true)) unflushed"
 
 
-class PostgreSQL(PostgreSQLServer, Dialect):
+class PostgreSQL(PostgreSQLServer):
     now = "statement_timestamp()"
     now_plus = "statement_timestamp() + %s * interval '1 second'"
     now_micros = "(extract(epoch FROM statement_timestamp()) * 1000000)::bigint"

@@ -10,8 +10,8 @@ from typing import Any
 from django.db import transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from .dialect import Dialect
 from .statements import single_transaction
-from .upkeep import Upkeep
 
 CONFLICTS = ("40001", "40P01")  # errors: a serialization failure, a deadlock
 WAITED = ("55P03", "57014")  # errors: lock_timeout, and statement_timeout, which may be shorter
@@ -29,7 +29,7 @@ PLANS = (
 )
 
 
-class PostgreSQLServer(Upkeep):
+class PostgreSQLServer(Dialect):
     @contextmanager
     def time_limit(self, seconds: float) -> Iterator[None]:
         name, is_inner = "statement_timeout", self.connection.in_atomic_block

@@ -16,7 +16,6 @@ from ..listeners.outcomes import UNSETTLED
 from ..listeners.queues import expected_queue
 from ..queue_settings import DEFAULT_QUEUE, PARKED, PARKED_END, parked_by, parked_queue
 from .claim import EventLeases
-from .inspection import Inspection
 from .statements import single_transaction
 from .values import (
     EVENTS,
@@ -37,7 +36,13 @@ from .values import (
 SEQ, STREAM = KEYED.index("seq"), KEYED.index("stream")
 
 
-class StreamLeases(EventLeases):
+# SQLite uses a partial index only if a query repeats its condition word for word.
+INDEXED = "status IN (0, 2, 3)"
+
+
+class Streams(EventLeases):
+    shared_lock = ""  # SQL that locks selected rows against changes, but not against each other
+
     def read_streams(self, read: StreamQuery) -> list[StreamRows]:
         """Read those of ``read.streams`` that ``read.me`` holds, and their next events in order.
 
@@ -108,8 +113,18 @@ class StreamLeases(EventLeases):
     def release_streams(self, *, me: str, streams: Sequence[Release]) -> set[str]:
         """Release streams whose version and lease are those that were read; return their names.
 
-        It queries no events: the statement's snapshot of them may be older than the row's lock.
+        Those to be parked stay in their queues if their pauses have ended. It queries no events:
+        the statement's snapshot of them may be older than the row's lock.
         """
+        pauses = {pause for each in streams if (pause := parked_by(each.queue)) is not None}
+        if not pauses:
+            return self._release_streams(me, streams)
+        with single_transaction(self.connection):
+            over = {parked_queue(each) for each in pauses - self.keep_pauses(pauses)}
+            given = [each._replace(queue=None) if each.queue in over else each for each in streams]
+            return self._release_streams(me, given)
+
+    def _release_streams(self, me: str, streams: Sequence[Release]) -> set[str]:
         released, same = set[str](), "e.seq = COALESCE(NULLIF(v.seq, -1), e.seq)"
         for some in in_parts(streams, self.rows_at_once):
             # No NULL among the values: with array_nulls off, it would be the text "NULL".
@@ -148,9 +163,7 @@ class StreamLeases(EventLeases):
         """Return the event table for a SELECT by stream, with an index hint if it needs one."""
         return self._event
 
-
-class Parking(StreamLeases, Inspection):
-    shared_lock = ""  # SQL that locks selected rows against changes, but not against each other
+    # -- pauses ------------------------------------------------------------------------------------
 
     def keep_pauses(self, ids: Collection[Any]) -> set[int]:
         """Return those of these pauses that there are; none can end before the transaction does."""
@@ -181,16 +194,6 @@ class Parking(StreamLeases, Inspection):
                 changes = "queue = %s", [parked_queue(pause)]
                 self._update_unlocked("outbox_event", changes=changes, where=where)
         return {*rows.values()} - there
-
-    def release_streams(self, *, me: str, streams: Sequence[Release]) -> set[str]:
-        # Those to be parked, too; if their pauses have ended, in the queues that they are in.
-        pauses = {pause for each in streams if (pause := parked_by(each.queue)) is not None}
-        if not pauses:
-            return super().release_streams(me=me, streams=streams)
-        with single_transaction(self.connection):
-            over = {parked_queue(each) for each in pauses - self.keep_pauses(pauses)}
-            given = [each._replace(queue=None) if each.queue in over else each for each in streams]
-            return super().release_streams(me=me, streams=given)
 
     def unpark(self, table: Table, *, pause: int, limit: int) -> int:
         """Move what is parked for a pause that has ended to the queues of its listeners; count it.
@@ -232,3 +235,18 @@ class Parking(StreamLeases, Inspection):
             [parked_queue(row[0]) for row in pauses], [(PARKED, PARKED_END)]
         )
         return [pause for each in found if (pause := parked_by(each)) is not None]
+
+    # -- heads -------------------------------------------------------------------------------------
+
+    def heads(self, *, streams: Sequence[str], statuses: Sequence[int]) -> dict[str, str]:
+        """Return the id of each stream's first event that has one of these statuses."""
+        selects = [
+            f"SELECT stream, seq, id FROM {self._event} WHERE stream = %s AND {each} "
+            "ORDER BY seq LIMIT 1"
+            for each in self._conditions(statuses)
+        ]
+        found = self._rows_of_each([(sql, [stream]) for stream in streams for sql in selects])
+        return {stream: row_id for stream, _, row_id in sorted(found, reverse=True)}
+
+    def _conditions(self, statuses: Sequence[int]) -> list[str]:
+        return [f"status IN ({', '.join(str(int(each)) for each in statuses)}) AND {INDEXED}"]

@@ -37,8 +37,8 @@ from ..listeners.queues import UNROUTED, Route, missing_of, receipt_of, routes_o
 from ..log import first_line
 from ..signals import announce, event_rescued
 from ..sql import dialect_of
-from ..sql.routes import MOST_ROWS
-from ..sql.sequence_numbers import Place
+from ..sql.insert import Place
+from ..sql.settle import MOST_ROWS
 from ..sql.statements import all_or_nothing
 from ..sql.values import FULL
 from .effects import Steps, ask

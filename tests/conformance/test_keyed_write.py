@@ -15,7 +15,7 @@ from django.test import override_settings
 
 from django_outbox import DuplicateEvent, Event, write, write_many
 from django_outbox.models import OutboxEvent, OutboxStream
-from django_outbox.sql import dialect_of, sequence_numbers
+from django_outbox.sql import dialect_of
 from django_outbox.sql import insert as inserting
 from tests.databases import vendor
 from tests.sessions import waiters
@@ -161,7 +161,7 @@ def test_a_keys_own_stream_is_locked_before_those_of_its_lanes() -> None:
 
 
 def test_more_keys_than_a_statement_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sequence_numbers, "STREAMS", 10)
+    monkeypatch.setattr("django_outbox.sql.insert.STREAMS_AT_ONCE", 10)
     monkeypatch.setattr(inserting, "STATEMENT_PARAMS", 7 * inserting.PARAMS_PER_ROW)
     keys = [f"k{n:02}" for n in range(25)] * 2
     with transaction.atomic():

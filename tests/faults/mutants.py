@@ -152,7 +152,7 @@ MUTANTS = (
         scenario="calm",
         edits=[
             (
-                "sql/mysql_server.py",
+                "sql/mysql.py",
                 '"isolation_level": "read committed"}',
                 '"isolation_level": "repeatable read"}',
             ),
@@ -434,7 +434,7 @@ MUTANTS = (
         database="postgres",
         scenario="reminders",
         edits=[
-            ("sql/routes.py", "AND ({FREE} OR locked_by = %s) ", "AND (TRUE OR id = %s) "),
+            ("sql/settle.py", "AND ({FREE} OR locked_by = %s) ", "AND (TRUE OR id = %s) "),
             (
                 "worker/intake.py",
                 "[row_id for row_id, is_leased in each if not is_leased or row_id in slots[slot]]",
@@ -452,7 +452,7 @@ MUTANTS = (
         without="of a slot, the newest row runs",
         database="mariadb",
         scenario="reminders",
-        edits=[("sql/routes.py", "sorted(some, reverse=True)", "sorted(some)")],
+        edits=[("sql/settle.py", "sorted(some, reverse=True)", "sorted(some)")],
     ),
     Mutant(
         name="an atomic batch that commits what it has lost",
@@ -612,7 +612,7 @@ MUTANTS = (
         without="a worker sees what other nodes of a cluster have committed",
         database="galera",
         scenario="galera",
-        edits=[("sql/mysql_server.py", "wsrep_sync_wait = 7", "wsrep_sync_wait = 0")],
+        edits=[("sql/mysql.py", "wsrep_sync_wait = 7", "wsrep_sync_wait = 0")],
     ),
     Mutant(
         name="listeners that do not wait for other nodes",

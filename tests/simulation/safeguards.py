@@ -94,7 +94,7 @@ OWN = (
     ),
     Broken(
         name="a write that does not wake its stream",
-        edits=[("sql/sequence_numbers.py", '"COALESCE({row}due_at, {now})"', '"{row}due_at"')],
+        edits=[("sql/insert.py", '"COALESCE({row}due_at, {now})"', '"{row}due_at"')],
     ),
     Broken(
         name="a replay that does not wake its stream",

@@ -22,7 +22,7 @@ def test_a_server_gets_the_statements_that_its_file_shows(server: str) -> None:
 
 # What people and checks ask, writers insert, and connections need; what only calls others.
 ELSEWHERE = {
-    *("flow", "neighbours", "summaries"),
+    *("flow", "missing_table", "neighbours", "summaries"),
     *("estimated_rows", "failing_isolation", "queue_backlogs", "unstorable", "variables"),
     *("version_text", "weak_charset", "time_limit", "insert", "settle_all", "end_done"),
     *(
