@@ -37,10 +37,9 @@ def queue_of(listener: Listener) -> str:
 
 def expected_queue(title: str | None, queue: str) -> str:
     """Return the queue of a row: that of its listener if this process has it, else ``queue``."""
-    found = None if title is None else registry.by_title(title)
-    if found is None:
-        return queue if parked_by(queue) is None else DEFAULT_QUEUE
-    return queue_of(found)
+    if found := registry.by_title(title):
+        return queue_of(found)
+    return queue if parked_by(queue) is None else DEFAULT_QUEUE
 
 
 def row_id(event_id: str, digest: str) -> str:

@@ -63,20 +63,17 @@ class Listener:
     lane: str = field(init=False)  # the listeners of a lane see the events of a key in one order
     titles: tuple[str, ...] = field(init=False)  # its own first, then the former ones
 
-    @property
-    def key(self) -> tuple[str | _Any, str, str]:
-        return self.aggregate_type, self.event_type, self.name
-
     def __post_init__(self) -> None:
         kind = "" if self.aggregate_type is ANY else f"[{self.aggregate_type}]"
         title = self.name if self.patterns else f"{self.event_type}{kind} {self.name}".rstrip()
-        object.__setattr__(self, "title", title)
-        object.__setattr__(self, "titles", (title, *self.formerly))
-        object.__setattr__(self, "digest", digest(title))
-        object.__setattr__(self, "lane", lane_of(self.name))
-        object.__setattr__(self, "types", self.patterns or (self.event_type,))
-        object.__setattr__(self, "is_async", is_async(self.call))
-        object.__setattr__(self, "is_awaited", self.is_async and not self.atomic)
+        put = object.__setattr__.__get__(self)
+        put("title", title)
+        put("titles", (title, *self.formerly))
+        put("digest", digest(title))
+        put("lane", lane_of(self.name))
+        put("types", self.patterns or (self.event_type,))
+        put("is_async", is_async(self.call))
+        put("is_awaited", self.is_async and not self.atomic)
 
     @property
     def where(self) -> str:
@@ -94,7 +91,7 @@ class Listening(Protocol[P, T_co]):
         """Register ``call(event, failure)``, called once when the listener has failed for good."""
 
 
-_listeners: dict[tuple[str | _Any, str, str], Listener] = {}
+_listeners: dict[str, Listener] = {}  # by title
 _caches: list[Any] = []  # of functions that depend on the registry
 conflicts: list[str] = []  # duplicate registrations found while apps load; for the checks
 
@@ -107,8 +104,7 @@ def digest(text: str) -> str:
 
 def lane_of(name: str) -> str:
     """Return the lane of the listeners with this name; those without one share a lane."""
-    is_usual = len(name) <= LANE_LENGTH and ":" not in name
-    is_usual = is_usual and not name.startswith(UNROUTED_LANE)
+    is_usual = len(name) <= LANE_LENGTH and ":" not in name and name[:1] != UNROUTED_LANE
     return name if is_usual else f"#{digest(name)}"
 
 
@@ -198,16 +194,15 @@ def add(new: Listener) -> None:
             f"The title of {new.where} has {len(new.title)} characters: its types and its name. "
             f"At most {TITLE_LENGTH} fit; give it a shorter name=."
         )
-    if old := next((each for each in listeners() if each.title == new.title), None):
-        if not redefines(new.call, old.call):
-            what = "listeners with the title" if new.name else "unnamed listeners for"
-            raise ListenerAlreadyRegistered(
-                f"Two {what} {new.title!r}: {new.where} and {old.where}. Give one of them a name= "
-                "of its own if both should run."
-            )
-        del _listeners[old.key]
+    if (old := _listeners.get(new.title)) and not redefines(new.call, old.call):
+        what = "listeners with the title" if new.name else "unnamed listeners for"
+        raise ListenerAlreadyRegistered(
+            f"Two {what} {new.title!r}: {new.where} and {old.where}. Give one of them a name= of "
+            "its own if both should run."
+        )
+    _listeners.pop(new.title, None)
     _check_former_titles(new)
-    _listeners[new.key] = new
+    _listeners[new.title] = new
     _clear_route_caches()
 
 
@@ -239,15 +234,16 @@ def fallback(of: Callable[..., Any], call: F) -> F:
             "Expected one; have it call the other."
         )
     for each in mine:
-        _listeners[each.key] = replace(each, fallback=call)
+        _listeners[each.title] = replace(each, fallback=call)
     _clear_route_caches()
     return call
 
 
 def remove(call: Callable[..., Any]) -> None:
     """Remove every registration of a callable; for tests."""
-    for key in [key for key, each in _listeners.items() if each.call == call]:
-        del _listeners[key]
+    for each in listeners():
+        if each.call == call:
+            del _listeners[each.title]
     _clear_route_caches()
 
 
@@ -295,8 +291,9 @@ def by_title(title: str | None) -> Listener | None:
 @until_registered
 def titles_of(title: str | None) -> tuple[str, ...]:
     """Return all titles of the listener with this title, or only the title if it is not known."""
-    found = None if title is None else by_title(title)
-    return found.titles if found is not None else () if title is None else (title,)
+    if found := by_title(title):
+        return found.titles
+    return () if title is None else (title,)
 
 
 @until_registered
