@@ -131,21 +131,14 @@ def problems() -> list[Problem]:
             shown = "not valid" if key == "RELAYS" else repr(value)  # it may contain passwords
             message = f'OUTBOX["{key}"] is {shown}; expected {expected}.'
             found.append(Problem(message, f'Correct OUTBOX["{key}"] or leave it out.'))
-    return found or _too_many_queues(raw)
-
-
-def _too_many_queues(raw: Mapping[str, Any]) -> list[Problem]:
-    """Return the error that queues and relays are too many together."""
-    count = len(Settings(**raw).queues)
-    if count <= MAX_QUEUES:
-        return []
-    return [
-        Problem(
+    if not found and (count := len(Settings(**raw).queues)) > MAX_QUEUES:
+        message = (
             f"OUTBOX has {count} queues; expected at most {MAX_QUEUES}, those of relays and "
-            '"default" included.',
-            "Have fewer queues, or let a relay send several patterns of EVENTS.",
+            '"default" included.'
         )
-    ]
+        hint = "Have fewer queues, or let a relay send several patterns of EVENTS."
+        found.append(Problem(message, hint))
+    return found
 
 
 C = TypeVar("C", bound=Callable[..., Any])

@@ -62,7 +62,7 @@ def routed(
     event = lease.event
     try:
         # Here, so that damaged JSON is dead, and not retried.
-        event.check_row() if check_only else event.decode_row()
+        event.read_row(check_only=check_only)
     except PayloadError as error:
         return dead(describe(error), kind=name(error))
     return registry.by_title(lease.listener) or unroutable(lease, settings, alias)

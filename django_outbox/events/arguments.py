@@ -110,15 +110,13 @@ def fill_identity(put: Put, event: Event) -> str:
 
 def check_keyed(event: Event) -> None:
     """Refuse what an event with a key cannot have."""
+    other = None if event.coalesce is None else f"coalesce {event.coalesce!r}"
     if event.deliver_at is not None or event._delay is not None:
+        other = "a delay"
+    if other:
         raise InvalidEvent(
-            f"key {event.key!r} was given together with a delay; a stream delivers its events in "
-            "the order of their writes. Leave one of them out."
-        )
-    if event.coalesce is not None:
-        raise InvalidEvent(
-            f"key {event.key!r} was given together with coalesce {event.coalesce!r}; a stream "
-            "delivers each of its events. Leave one of them out."
+            f"key {event.key!r} was given together with {other}; a stream delivers each of its "
+            "events, in the order of their writes. Leave one of them out."
         )
 
 

@@ -117,19 +117,18 @@ class Event(Generic[Payload_co]):
         _PUT[name](self, value)
         return value
 
-    def decode_row(self) -> None:
-        """Decode the row's headers and payload; raise ``PayloadError`` if they are damaged."""
-        if (row := self._row) is not None:
-            _put_headers(self, _headers(row[self._positions["headers"]]))
-            _put_payload(self, (self._loads or decode)(row[self._positions["payload"]]))
+    def read_row(self, *, check_only: bool) -> None:
+        """Read the row's headers and payload; raise ``PayloadError`` if they are damaged.
 
-    def check_row(self) -> None:
-        """Check the row as ``decode_row`` does, but leave the payload to its first access."""
-        if self._loads not in (None, decode):
-            self.decode_row()
-        elif self._row is not None:
-            _put_headers(self, _headers(self._column("headers")))
+        JSON is only checked with ``check_only``: the payload is left to its first access.
+        """
+        if self._row is None:
+            return
+        _put_headers(self, _headers(self._column("headers")))
+        if check_only and self._loads in (None, decode):
             check(self._column("payload"))
+        else:
+            _put_payload(self, (self._loads or decode)(self._column("payload")))
 
     def _column(self, name: str) -> Any:
         """Return the row's value of a column, or the default of a column that the row lacks."""

@@ -37,8 +37,7 @@ KINDS: Final[Mapping[str, str]] = {
     "json": "is pydantic.Json, written as a value and read as text; use the type of the value",
     "init": "is an InitVar or has init=False, so pydantic does not store it; make it a plain field",
     "union": "may have types that JSON cannot tell apart; use one of them, or a discriminator",
-    "enum": "is an enum with values that JSON cannot hold; use str or int values",
-    "literal": "is a Literal of values that JSON lacks; use str, int, bool or None",
+    "values": "is an enum or a Literal of values that JSON cannot hold; use str, int, bool or None",
     "serializer": "has a serializer of its own, whose text may not be read; use a type that "
     "pydantic writes and reads",
     "config": "has a config with which JSON loses values; leave out",  # with the options' names
@@ -138,7 +137,7 @@ def _in_hint(hint: Any, where: str, seen: set[Any], marks: tuple[Any, ...] = ())
             yield text(where, "union")
     elif cls is Literal:
         if any(type(each) not in NATIVE for each in arguments):
-            yield text(where, "literal")
+            yield text(where, "values")
         return
     elif isinstance(cls, type):
         yield from _in_class(cls, where, seen)
@@ -174,7 +173,7 @@ def _in_class(cls: Any, where: str, seen: set[Any]) -> Iterator[str]:
         yield from in_model(cls, seen)
     elif is_enum(cls):
         if not issubclass(cls, (str, int)) and any(type(each.value) not in NATIVE for each in cls):
-            yield text(where, "enum")
+            yield text(where, "values")
     elif is_dataclass(cls) or hasattr(cls, "__total__") or hasattr(cls, "_fields"):
         yield from _in_fields(cls, seen)
     elif cls in LAZY or not _is_known(cls):
@@ -235,16 +234,15 @@ def _json_kinds(hint: Any) -> set[str]:
     """Return the kinds of JSON value that an annotation's values are written as."""
     hint, _ = _bare(hint)
     cls: Any = get_origin(hint) or hint
-    if cls is Literal:
-        return {NATIVE.get(type(each), "str") for each in get_args(hint)}
+    if cls is Literal or is_enum(cls):
+        values = get_args(hint) if cls is Literal else [each.value for each in cls]
+        return {NATIVE.get(type(each), "str") for each in values}
     if cls in (Union, types.UnionType):
         return {kind for each in get_args(hint) for kind in _json_kinds(each)}
     if cls in NATIVE:
         return {NATIVE[cls]}
     if cls in (Any, object) or not isinstance(cls, type):
         return set()
-    if issubclass(cls, Enum):
-        return {NATIVE.get(type(each.value), "str") for each in cls}
     if getattr(cls, "__pydantic_root_model__", False):
         return _json_kinds(cls.model_fields["root"].annotation)  # type: ignore[attr-defined]
     if issubclass(cls, (Sequence, AbstractSet)) and not issubclass(cls, (str, bytes)):

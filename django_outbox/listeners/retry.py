@@ -59,7 +59,13 @@ class _BasePolicy:
     give_up_on: ErrorTypes = ()  # never retry these; wins over retry_on
 
     def __post_init__(self) -> None:
-        _validate_options(self)
+        """Raise for options that would otherwise fail only after an event has failed."""
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if expected := OPTION_RULES[each.name](value):
+                raise ValueError(
+                    f"{type(self).__name__} got {each.name}={value!r}; expected {expected}."
+                )
 
     def should_retry(self, exc: BaseException) -> bool:
         errors = [*_with_causes(exc)]
@@ -249,16 +255,6 @@ def checked(value: Any) -> RetryPolicy:
             "and delay, such as Exponential()."
         )
     return value
-
-
-def _validate_options(policy: object) -> None:
-    """Raise ``ValueError`` for options that would otherwise fail only after an event has failed."""
-    for each in fields(policy):  # type: ignore[arg-type]
-        value = getattr(policy, each.name)
-        if expected := OPTION_RULES[each.name](value):
-            raise ValueError(
-                f"{type(policy).__name__} got {each.name}={value!r}; expected {expected}."
-            )
 
 
 def _range(value: Any) -> str | None:

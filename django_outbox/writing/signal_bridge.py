@@ -90,11 +90,9 @@ class OutboxSignal(Signal):
             write(Event(payload=self._payload_of(named), **fields), using=self._using)
 
     def _payload_of(self, named: dict[str, Any]) -> Any:
-        if self._payload is None:
-            return named
         if isinstance(self._payload, Mapping):
             return {
                 name: resolve_path(f"payload[{name!r}]", path, named)
                 for name, path in self._payload.items()
             }
-        return self._payload(named)
+        return named if self._payload is None else self._payload(named)

@@ -385,7 +385,7 @@ REFUSED: dict[str, tuple[str, Callable[[], Any], str]] = {
     "encoders": ("config", lambda: model(config={"json_encoders": {int: str}}), "json_encoders"),
     "bytes in base64": ("config", lambda: model(config={"ser_json_bytes": "base64"}), "Made"),
     "seconds": ("config", lambda: model(config={"ser_json_temporal": "seconds"}), "Made"),
-    "literal": ("literal", lambda: made("pydantic", Literal[b"a"]), "Made.value"),
+    "literal": ("values", lambda: made("pydantic", Literal[b"a"]), "Made.value"),
     "not validated": ("alien", lambda: defined("day: SkipValidation[date]"), "Made.day"),
     "told apart by a function": (
         "union",
@@ -404,7 +404,7 @@ REFUSED: dict[str, tuple[str, Callable[[], Any], str]] = {
         lambda: model(of=(model("A", n=(int, 0)) | model("B", n=(int, 0)), 1)),
         "Made.of",
     ),
-    "enum of tuples": ("enum", lambda: model(of=(Pairs, ...)), "Made.of"),
+    "enum of tuples": ("values", lambda: model(of=(Pairs, ...)), "Made.of"),
     "Struct in a model": ("alien", lambda: made("pydantic", Card), "Made.value"),
 }
 
