@@ -253,7 +253,7 @@ CHAPTERS: dict[str, list[Entry]] = {
     ],
     "messages": [
         Entry(
-            path="django_outbox.models.inbox_queryset:InboxQuerySet",
+            path="django_outbox.models.retention:InboxQuerySet",
             signature="",
             methods=("expired", "purge"),
             see="[Idempotent consumers](../how-to/receive-messages.md)",

@@ -139,7 +139,9 @@ def method(cls: type, name: str) -> str:
         call = value.__func__ if bound else value
         first = not isinstance(value, staticmethod)
         shown = call_of(name, call, without_first=first, with_types=False)
-        shown = shown.removesuffix(f" -> {cls.__name__}").removesuffix(" -> None")
+        shown = (
+            shown.removesuffix(f" -> {cls.__name__}").removesuffix(" -> Q").removesuffix(" -> None")
+        )
         doc = inspect.getdoc(call)
     prose = split(doc or "")[0]
     if issubclass(cls, QuerySet):

@@ -32,9 +32,9 @@ from .fields import (
     SmallIntegerField,
     UTCDateTimeField,
 )
-from .inbox_queryset import InboxQuerySet
 from .operation import OutboxOperation
 from .pause_queryset import PauseQuerySet
+from .retention import InboxQuerySet
 from .statistics import OutboxStatistics, write_statistics
 from .stream_queryset import StreamQuerySet
 

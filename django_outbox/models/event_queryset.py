@@ -33,7 +33,7 @@ from .replay import (
     mark_dead,
     replay_rows,
 )
-from .retention import batches, expired_condition
+from .retention import expired_condition
 
 if TYPE_CHECKING:
     from . import OutboxEvent  # noqa: F401 - named in a string below
@@ -241,23 +241,12 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
         """Purge in batches; yield the size of each delete, which may be 0. Each commits by itself.
 
         ``settings`` replaces the project's settings for retention and batch size. The purge scans
-        the primary key upwards in ranges: it needs no index, and no batch reads more than one.
+        the primary key upwards: it needs no index.
         """
-        settings = settings or current()
-        every = self._all_rows()
-        expired = self._updatable().expired(settings)
-        if expired.query.is_empty():  # everything is kept
-            return
-        for batch in batches(every, settings.PURGE_BATCH_SIZE):
-            yield expired.filter(batch)._delete_unlocked()
-
-    def expired(self, settings: Settings | None = None) -> OutboxQuerySet:
-        """Return finished events past their retention, which the next purge deletes."""
-        condition = self.expired_condition(settings or current())
-        return self.filter(condition) if condition else self.none()
+        return (each.deleted for each in self._updatable()._purged(settings or current()))
 
     def expired_condition(self, settings: Settings) -> Q:
-        """Return the condition by which ``expired`` filters; empty if all are kept."""
+        """Return the condition of finished events past their retention; empty if all are kept."""
         condition = expired_condition(settings, self._clock())
         if condition and settings.ON_DEAD == "block":  # a dead event blocks those behind it
             same = self.model.objects.filter(IsIndexed("status"), stream=OuterRef("stream"))

@@ -14,7 +14,7 @@ from django.db.models.lookups import In
 from django.db.models.sql.where import WhereNode
 from django.utils.translation import gettext_lazy as _
 
-from ..conf import current, index_name, table_name
+from ..conf import Settings, current, index_name, table_name
 from ..events import ROW_ID_LENGTH
 from ..listeners.outcomes import Status
 from .fields import DatabaseNow, ExactCharField, ExactTextField, IsDead, UTCDateTimeField
@@ -39,6 +39,8 @@ class OperationQuerySet(TableQuerySet["OutboxOperation"]):
         ...
         OutboxOperation.objects.filter(pk=operation.pk).stop(by="ada")
     """
+
+    table = "outbox_operation"
 
     def open(self) -> OperationQuerySet:
         """Return the bulk changes that workers work off, oldest first."""
@@ -97,13 +99,14 @@ class OperationQuerySet(TableQuerySet["OutboxOperation"]):
         stopped = {"state": OutboxOperation.State.STOPPED, "ended_at": DatabaseNow()}
         return self.using(self._write_alias()).open().update(**stopped, stopped_by=by[:MAX_NAME])
 
-    def purge_batches(self) -> Iterator[int]:
+    def expired_condition(self, settings: Settings) -> Q:
+        """Return the condition of the log older than 90 days."""
+        over = ~Q(state=OutboxOperation.State.OPEN)
+        return Q(over, started_at__lt=self._clock() - KEPT)
+
+    def purge_batches(self, settings: Settings | None = None) -> Iterator[int]:
         """Delete the log older than 90 days; yield the size of each delete, which commits."""
-        every, size = self._all_rows(), current().PURGE_BATCH_SIZE
-        old = every.filter(started_at__lt=self._clock() - KEPT).order_by("started_at")
-        ended = old.exclude(state=OutboxOperation.State.OPEN)
-        while ids := [*ended.values_list("pk", flat=True)[:size]]:
-            yield every.filter(pk__in=ids).delete()[0]
+        return self._purge_oldest(settings or current())
 
 
 class OutboxOperation(models.Model):

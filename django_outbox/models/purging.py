@@ -16,7 +16,8 @@ from ..conf import DAY, current
 from ..events import least_id
 from ..sql import dialect_of
 from . import OutboxEvent, OutboxStream
-from .retention import Batch, ages, scan
+from .queryset import Batch, scan
+from .retention import ages
 
 USUAL_SETTLE_TIME: Final = timedelta(hours=1)  # from an event's id until its end, as a rule
 MAX_CLOCK_LEAD: Final = timedelta(seconds=DAY)  # how far a writer's clock is ahead, at most

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeVar
 
 from django.db import connections, models, router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import Case, Value, When
 from django.db.models.sql.datastructures import BaseTable
 
-from ..conf import index_name
+from ..conf import Settings, current, index_name
 from ..log import first_line
 from ..sql import dialect_of
 from ..sql.halving import in_halves
@@ -76,6 +79,41 @@ class TableQuerySet(models.QuerySet[M]):
         """
         with self._connection().execute_wrapper(_by_primary_key):
             return self.update(**values)
+
+    def expired_condition(self, settings: Settings) -> models.Q:
+        """Return the condition of rows past their retention; empty if all are kept."""
+        raise NotImplementedError
+
+    def expired(self: Q, settings: Settings | None = None) -> Q:
+        """Return rows past their retention, which the next purge deletes."""
+        condition = self.expired_condition(settings or current())
+        return self.using(self._write_alias()).filter(condition) if condition else self.none()
+
+    def purge(self) -> int:
+        """Delete every expired row, whatever this is filtered by; return how many."""
+        return sum(self.purge_batches())
+
+    def purge_batches(self, settings: Settings | None = None) -> Iterator[int]:
+        """Do what ``purge`` does; yield the size of each delete, which may be 0.
+
+        Each delete commits by itself. ``settings`` replaces the project's settings for retention
+        and batch size. The primary key is read upwards, so it needs no index.
+        """
+        return (each.deleted for each in self._all_rows()._purged(settings or current()))
+
+    def _purged(self, settings: Settings) -> Iterator[Batch]:
+        """Delete the expired among these, which have no order; yield the result of each batch."""
+        if condition := self.expired_condition(settings):
+            yield from scan(self, condition, size=settings.PURGE_BATCH_SIZE)
+
+    def _purge_oldest(self, settings: Settings) -> Iterator[int]:
+        """Delete expired rows, the oldest first, in batches; yield the size of each delete."""
+        old = self._all_rows().expired(settings).order_by("started_at")
+        count = size = settings.PURGE_BATCH_SIZE
+        while count == size:
+            ids = [*old.values_list("pk", flat=True)[:size]]
+            count = self._all_rows().filter(pk__in=ids)._delete_unlocked()
+            yield count
 
     def _locking(self: Q, *, skip_locked: bool = False) -> Q:
         if not self._connection().features.has_select_for_update:
@@ -147,3 +185,33 @@ def by_death(rows: Q) -> Q:
         return dead
     alone = models.Q(stream=None, seq=None)
     return dead.filter(alone | models.Q(stream__gt=""))._read_by(ByStream)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """The result of a scan for one batch of rows."""
+
+    last: Any  # primary key
+    rows: int
+    expired: int
+    deleted: int
+
+
+def scan(
+    every: Any, expired: models.Q, *, size: int, after: Any = None, until: str | None = None
+) -> Iterator[Batch]:
+    """Read the primary keys above ``after`` and below ``until`` upwards, each row once.
+
+    Delete expired rows, batch by batch. ``after``: None for the beginning.
+    """
+    rows = every.order_by("pk").annotate(expired=Case(When(expired, then=Value(1)), default=0))
+    if until is not None:
+        rows = rows.filter(pk__lt=until)
+    behind = rows if after is None else rows.filter(pk__gt=after)
+    while found := [*behind.values_list("pk", "expired")[:size]]:
+        behind = rows.filter(pk__gt=(after := found[-1][0]))
+        ids = [pk for pk, is_over in found if is_over]
+        deleted = every.filter(expired, pk__in=ids)._delete_unlocked() if ids else 0
+        yield Batch(last=after, rows=len(found), expired=len(ids), deleted=deleted)
+        if len(found) < size:
+            return

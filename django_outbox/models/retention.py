@@ -1,58 +1,20 @@
-"""Which rows a purge may delete: those past their retention that no other session has locked."""
+"""Which events and received messages are past their retention."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from itertools import takewhile
+from typing import TYPE_CHECKING
 
-from django.db import models
-from django.db.models import Case, Q, Value, When
+from django.db.models import Q
 
 from ..conf import Settings
 from ..listeners.outcomes import Status
+from .queryset import Batch, TableQuerySet
 
-
-def batches(every: models.QuerySet[Any], size: int) -> Iterator[Q]:
-    """Scan the primary key upwards; yield a condition for each ``size`` rows.
-
-    Find the first row only once: while an old snapshot is open, the search passes all deleted rows.
-    """
-    ids = every.order_by("pk").values_list("pk", flat=True)
-    low = ids.first()
-    while low is not None:
-        high = next(iter(ids.filter(pk__gte=low)[size : size + 1]), None)
-        yield Q(pk__gte=low) if high is None else Q(pk__gte=low, pk__lt=high)
-        low = high
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
-    """The result of a scan for one batch of rows."""
-
-    last: str  # primary key
-    rows: int
-    deleted: int
-
-
-def scan(
-    every: Any, expired: Q, *, after: str, until: str | None = None, size: int
-) -> Iterator[Batch]:
-    """Read the primary keys above ``after`` and below ``until`` upwards, each row once.
-
-    Delete expired rows, batch by batch.
-    """
-    rows = every.order_by("pk").annotate(expired=Case(When(expired, then=Value(1)), default=0))
-    if until is not None:
-        rows = rows.filter(pk__lt=until)
-    while found := [*rows.filter(pk__gt=after).values_list("pk", "expired")[:size]]:
-        after = found[-1][0]
-        ids = [pk for pk, is_over in found if is_over]
-        deleted = every.filter(expired, pk__in=ids)._delete_unlocked() if ids else 0
-        yield Batch(last=after, rows=len(found), deleted=deleted)
-        if len(found) < size:
-            return
+if TYPE_CHECKING:
+    from . import OutboxInbox  # noqa: F401 - named in a string below
 
 
 def ages(settings: Settings) -> set[float]:
@@ -86,3 +48,24 @@ def expired_condition(settings: Settings, now: datetime) -> Q:
             forgotten |= Q(done_at__lt=kept)
         expired &= forgotten
     return expired
+
+
+class InboxQuerySet(TableQuerySet["OutboxInbox"]):
+    """Received messages, by the database's clock.
+
+    Example::
+
+        OutboxInbox.objects.filter(source="payments").count()
+        OutboxInbox.objects.purge()
+    """
+
+    table = "outbox_inbox"
+
+    def expired_condition(self, settings: Settings) -> Q:
+        """Return the condition of messages past their retention; empty if all are kept."""
+        age = settings.RETENTION_INBOX
+        return Q() if age is None else Q(received_at__lt=self._clock() - timedelta(seconds=age))
+
+    def _purged(self, settings: Settings) -> Iterator[Batch]:
+        # Primary keys rise with the time of receipt: behind such a batch, nothing has expired.
+        return takewhile(lambda batch: batch.expired, super()._purged(settings))

@@ -8,10 +8,10 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from django.db import connections, models
-from django.db.models import F, Min, Sum
+from django.db.models import F, Min, Q, Sum
 from django.utils.translation import gettext_lazy as _
 
-from ..conf import current, index_name, table_name
+from ..conf import Settings, current, index_name, table_name
 from ..listeners.options import TITLE_LENGTH
 from .fields import ExactCharField, UTCDateTimeField
 from .queryset import TableQuerySet
@@ -94,15 +94,13 @@ class StatisticsQuerySet(TableQuerySet["OutboxStatistics"]):
         rows = rows.annotate(**{name: Sum(name) for name in COUNTS})
         return [*rows.order_by("-total", "listener")[:most]]
 
-    def purge_batches(self) -> Iterator[int]:
-        """Delete every row older than three hours; yield the size of each delete, which commits."""
-        every, size = self._all_rows(), current().PURGE_BATCH_SIZE
-        expired = every.filter(started_at__lt=self._clock() - KEPT).order_by("started_at")
-        count = size
-        while count == size:
-            ids = [*expired.values_list("pk", flat=True)[:size]]
-            count = every.filter(pk__in=ids)._delete_unlocked()
-            yield count
+    def expired_condition(self, settings: Settings) -> Q:
+        """Return the condition of rows older than three hours."""
+        return Q(started_at__lt=self._clock() - KEPT)
+
+    def purge_batches(self, settings: Settings | None = None) -> Iterator[int]:
+        """Delete every expired row; yield the size of each delete, which commits by itself."""
+        return self._purge_oldest(settings or current())
 
 
 class OutboxStatistics(models.Model):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
@@ -19,7 +19,6 @@ from .operation import By, OutboxOperation, acting
 from .pause_queryset import in_held_queue
 from .queryset import TableQuerySet
 from .replay import BATCH_SIZE
-from .retention import batches
 
 if TYPE_CHECKING:
     from . import OutboxEvent, OutboxStream  # noqa: F401 - named in a string below
@@ -92,34 +91,17 @@ class StreamQuerySet(TableQuerySet["OutboxStream"]):
                 count += act.counted(changed, using=alias)
         return count
 
-    def expired(self, settings: Settings | None = None) -> StreamQuerySet:
-        """Return streams that were idle for a day and have no pending or dead events."""
-        return self.using(self._write_alias()).filter(self.expired_condition(settings or current()))
-
     def expired_condition(self, settings: Settings) -> Q:
-        """Return the condition by which ``expired`` filters."""
+        """Return the condition of streams that were idle for a day and have no unfinished events.
+
+        A writer updates the row that a purge locks, so none is deleted while it gets an event.
+        """
         limit = self._clock() - timedelta(seconds=IDLE_BEFORE_PURGE)
         never_leased = Q(locked_at=None, seq__lt=int(limit.timestamp() * 1_000_000))
         idle = Q(due_at=None) & (Q(locked_at__lt=limit) | never_leased)
         if settings.MODE == "writer_only":  # no worker makes streams idle there
             idle |= Q(due_at__lt=limit)
         return idle & ~Q(Exists(self._events()))
-
-    def purge(self) -> int:
-        """Delete every expired stream, whatever this is filtered by; return how many."""
-        return sum(self.purge_batches())
-
-    def purge_batches(self, settings: Settings | None = None) -> Iterator[int]:
-        """Do what ``purge`` does; yield the size of each delete, which may be 0.
-
-        Each delete commits by itself. ``settings`` replaces the project's batch size. A writer
-        updates the row that is locked here, so no stream is deleted while it gets an event.
-        """
-        settings = settings or current()
-        every = self._all_rows()
-        expired = every.expired(settings)
-        for batch in batches(every, settings.PURGE_BATCH_SIZE):
-            yield expired.filter(batch)._delete_unlocked()
 
     def oldest_head_age(self, events: OutboxQuerySet) -> float | None:
         """Return the seconds that the oldest due stream has waited whose head is in ``events``.

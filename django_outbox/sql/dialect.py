@@ -13,7 +13,7 @@ from ..conf import table_name
 from .insert import Inserting
 from .settle import Settling
 from .streams import INDEXED
-from .values import EVENTS, PRIMARY_KEYS, STREAMS, PauseTimes, seconds_between
+from .values import EVENTS, STREAMS, PauseTimes, key_of, seconds_between
 
 
 class Waiting(NamedTuple):
@@ -113,7 +113,7 @@ class Dialect(Inserting, Settling):
         """Delete rows that the caller has locked, by primary key; return how many."""
         if not ids:
             return 0
-        where, given = self._one_of(ids, PRIMARY_KEYS[table])
+        where, given = self._one_of(ids, key_of(table))
         from_table = self.deleted_by_id.format(self._table(table))
         return self._run(f"DELETE {from_table} WHERE {where}{self.always.get(table, '')}", given)
 
@@ -183,19 +183,11 @@ class Dialect(Inserting, Settling):
 
         These are counted up to ``most``.
         """
-        selects = [
-            f"""SELECT stream, seq, id, NULL FROM {self._event} WHERE stream = %s AND {each}
-                ORDER BY seq LIMIT 1"""
-            for each in self._conditions(statuses)
-        ]
-        backlog = f"""SELECT MAX(stream), NULL, NULL, COUNT(*) FROM (SELECT stream
+        heads = self.heads(streams=streams, statuses=statuses)
+        backlog = f"""SELECT MAX(stream), COUNT(*) FROM (SELECT stream
             FROM {self._event} WHERE stream = %s AND status IN (0, 2) AND {INDEXED}
             LIMIT {int(most)}) backlog"""
-        rows = self._rows_of_each(
-            [(sql, [each]) for each in streams for sql in (*selects, backlog)]
-        )
-        heads = {row[0]: row[2] for row in sorted(r for r in rows if r[3] is None)[::-1]}
-        counts = {stream: count for stream, _, _, count in rows if count is not None}
+        counts: dict[str, int] = dict(self._rows_of_each([(backlog, [each]) for each in streams]))
         return {each: (heads.get(each), counts.get(each, 0)) for each in streams}
 
     def neighbours(

@@ -17,7 +17,7 @@ from ..log import first_line
 from .claim import WHOLE, Gap
 from .dialect import Dialect
 from .insert import Places, due_of_followers
-from .values import EVENTS, PRIMARY_KEYS, SQL, Claim, EachUpdate, Row, Table, marks
+from .values import EVENTS, SQL, Claim, EachUpdate, Row, Table, key_of, marks
 
 WHOLE_CHARSETS = ("utf8mb4", "gb18030")  # charsets that have every character
 # Errors: a deadlock, which is also what Galera says of a transaction that another node has beaten;
@@ -91,7 +91,7 @@ class MySQL(Dialect):
     def _unlocked(self, table: str, changes: SQL, where: SQL) -> SQL:
         # LIMIT keeps the locking subquery from being merged into the UPDATE, and STRAIGHT_JOIN puts
         # it first. Otherwise a small table may be scanned.
-        name, key = self._table(table), PRIMARY_KEYS[table]
+        name, key = self._table(table), key_of(table)
         sql = f"""UPDATE (
                 SELECT {key} FROM {name} e FORCE INDEX (PRIMARY)
                 WHERE {where[0]} LIMIT %s{self._skip_locked}
@@ -202,6 +202,7 @@ class MySQL(Dialect):
         "outbox_stream": " AND seq >= 0",
         "outbox_inbox": " AND received_at IS NOT NULL",
         "outbox_statistics": " AND id > 0",
+        "outbox_operation": " AND id > 0",
     }
 
     def _run(self, sql: str, params: Sequence[Any]) -> int:

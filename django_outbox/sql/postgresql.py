@@ -21,7 +21,6 @@ from .values import (
     INSTANTS,
     KEYED,
     PAYLOAD,
-    PRIMARY_KEYS,
     QUEUE,
     SQL,
     Claim,
@@ -33,6 +32,7 @@ from .values import (
     StreamRows,
     claimed,
     instant,
+    key_of,
 )
 
 MOST_BYTES = 2**31 - 1  # of payload text, where a claim has no limit
@@ -121,7 +121,7 @@ class PostgreSQL(PostgreSQLServer):
         return utc(f"{of}{name}") if name in (*INSTANTS, *DUE) else f"{of}{name}"
 
     def _update_unlocked(self, table: str, *, changes: SQL, where: SQL) -> int:
-        name, key = self._table(table), PRIMARY_KEYS[table]
+        name, key = self._table(table), key_of(table)
         return self._run(
             f"""WITH unlocked AS MATERIALIZED (
                 SELECT {key} FROM {name} e WHERE {where[0]} FOR UPDATE SKIP LOCKED)

@@ -14,7 +14,6 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from ..conf import table_name
 from ..events import stored_instant
 from .values import (
-    PRIMARY_KEYS,
     SQL,
     EachUpdate,
     LeaseKind,
@@ -23,6 +22,7 @@ from .values import (
     Table,
     in_parts,
     instant,
+    key_of,
     marks,
     to_database,
 )
@@ -165,7 +165,7 @@ class Statements(ABC):
 
     def _leased(self, table: str, me: str, leases: Leases) -> SQL:
         """Return the condition that rows of a table are leased by these leases of ``me``."""
-        one_of, keys = self._one_of(leases, PRIMARY_KEYS[table])
+        one_of, keys = self._one_of(leases, key_of(table))
         leased_at, instants = self._any_of(leases)
         return f"{one_of} AND locked_by = %s AND locked_at {leased_at}", [*keys, me, *instants]
 

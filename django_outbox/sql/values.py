@@ -24,13 +24,6 @@ SQL = tuple[str, list[Any]]  # a piece of SQL and its parameters
 # that lost a lease may have another one of the same row now.
 Leases = Mapping[str, Any]
 
-PRIMARY_KEYS = {
-    "outbox_event": "id",
-    "outbox_inbox": "id",
-    "outbox_statistics": "id",
-    "outbox_stream": "stream",
-}
-
 INSTANTS = ("occurred_at", "created_at", "deliver_at", "first_due_at")
 DUE = ("available_at", "due_at")
 LIGHT = ("id", "attempts", "rescues", "listener", "routes", "queue", "history", *INSTANTS)
@@ -270,6 +263,11 @@ def in_parts(values: Sequence[V], size: int) -> Iterator[Sequence[V]]:
     """Yield at most ``size`` of these values at a time."""
     for start in range(0, len(values), size):
         yield values[start : start + size]
+
+
+def key_of(table: str) -> str:
+    """Return the column of a table's primary key."""
+    return "stream" if table == "outbox_stream" else "id"
 
 
 def marks(values: Collection[Any]) -> str:
