@@ -395,7 +395,7 @@ def test_a_worker_that_stops_says_so_and_removes_its_row(settings: Any) -> None:
         stops.start()
         try:
             wait_until(lambda: row().get("stopping"), what="the row of a stopping worker")
-            assert clock_and_workers("default")[1][0].is_stopping
+            assert clock_and_workers("default")[1][0].stopping
         finally:
             gate.append(True)
             stops.join()

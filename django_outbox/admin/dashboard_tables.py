@@ -329,7 +329,11 @@ def _runs(each: WorkerInfo, found: Sequence[Loss]) -> SafeString:
     if leased:
         return _named((links.event(loss.id, loss.event_type) for loss in leased), most=1)
     running = (
-        format_html("{} {}", links.event(row_id, event_type), display.duration(seconds))
-        for event_type, row_id, seconds in each.running
+        format_html(
+            "{} {}",
+            links.event(run.id, run.event_type),
+            display.duration(run.seconds + each.heartbeat_age),
+        )
+        for run in each.running
     )
     return _named(running, most=1)

@@ -70,12 +70,9 @@ class Fate:
 class Place(NamedTuple):
     """The stream of a delivery that waits in one."""
 
-    due_at: datetime | None
-    locked_by: str | None
-    locked_at: datetime | None
+    stream: OutboxStream
     head: OutboxEvent | None  # its first event
     is_blocked: bool  # by the head
-    queue: str
 
 
 def fate(event_id: str, *, using: str | None = None) -> list[Fate]:
@@ -127,20 +124,18 @@ def fate_of(
         if is_slot(row.stream) and row.result == COALESCED:
             reason = COALESCED
         return tell(state=state, since=row.done_at, reason=reason)
-    due, owner, leased_at, head, is_blocked, queue = place or Place(
-        row.available_at, row.locked_by, row.locked_at, None, False, row.queue
-    )
+    holder, due = (place.stream, place.stream.due_at) if place else (row, row.available_at)
     later = due if due is not None and due > now else None
-    before = None if head is None or head.pk == row.pk else head
-    if owner and later and before is None:
-        return tell(state="leased", since=leased_at, until=later, by=owner, reason=reason)
-    if not later and due and (pause := _pause_of(row, pauses, queue)) is not None:
+    before = place.head if place and place.head and place.head.pk != row.pk else None
+    if (owner := holder.locked_by) and later and before is None:
+        return tell(state="leased", since=holder.locked_at, until=later, by=owner, reason=reason)
+    if not later and due and (pause := _pause_of(row, pauses, holder.queue)) is not None:
         name, since = f"{pause.kind} {pause.name}", max(due, pause.paused_at)
         wait = partial(tell, state="held", since=since, until=pause.until)
         return wait(by=name, reason=pause.reason)
-    if before is not None:
+    if place and before is not None:
         wait = partial(tell, by=f"event {before.event_id}")
-        if not is_blocked:
+        if not place.is_blocked:
             return wait(state="waiting")
         return wait(state="held", until=later, reason=first_line(before.last_error))
     state = "retrying" if row.status == Status.RETRY else "waiting"
@@ -167,17 +162,7 @@ def _places(alias: str, rows: Sequence[OutboxEvent]) -> dict[str | None, Place]:
     every = OutboxStream.objects.using(alias)
     streams, heads = every.filter(pk__in=names), every.heads([*names])
     blocked = {*every.blocked().filter(pk__in=names).values_list("pk", flat=True)}
-    return {
-        each.pk: Place(
-            each.due_at,
-            each.locked_by,
-            each.locked_at,
-            heads.get(each.pk),
-            each.pk in blocked,
-            each.queue,
-        )
-        for each in streams
-    }
+    return {each.pk: Place(each, heads.get(each.pk), each.pk in blocked) for each in streams}
 
 
 def _deleted(rows: Sequence[OutboxEvent]) -> Iterator[Fate]:

@@ -179,7 +179,7 @@ def status(alias: str, limits: Limits | None = None) -> Report:
         "blocked_streams": [_stream(each, found.now) for each in found.blocked],
         "holds": [each.as_row() for each in holds],
         "workers": [
-            _worker(each)
+            each.as_row()
             for each in found.workers
             if each.is_newly_lost or not each.is_silent or each in found.missing
         ],
@@ -187,22 +187,12 @@ def status(alias: str, limits: Limits | None = None) -> Report:
     }
 
 
-def _worker(each: WorkerInfo) -> dict[str, Any]:
-    return {
-        **{name: getattr(each, name) for name in ("id", "hostname", "pid", "started_at")},
-        "heartbeat_age": round(each.heartbeat_age, 3),
-        "lost": each.is_silent,
-        "queues": None if each.queues is None else [*each.queues],
-    }
-
-
 def _stream(each: BlockedStream, now: datetime) -> dict[str, Any]:
     head = each.head
+    names = ("event_id", "listener", "event_type")
     return {
         "key": each.key,
-        "event_id": head and head.event_id,
-        "listener": head and head.listener,
-        "event_type": head and head.event_type,
+        **{name: head and getattr(head, name) for name in names},
         "status": head and Status(head.status).name,
         "age": head and head.first_due_at and round(age(head.first_due_at, now), 3),
         "next_try": each.due_at,

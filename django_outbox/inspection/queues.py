@@ -30,33 +30,25 @@ REASON_LENGTH: Final = 200  # characters
 MAX_QUEUES: Final = 32  # queues that are listed, the configured ones first
 MAX_LISTENERS: Final = 50  # that are listed, those with the most that waits first
 P95: Final = 0.95
+LISTENER_COLUMNS: Final = (
+    "listener queue due oldest_due_age held done_per_minute retry wait_p95 run_p95 threads_busy"
+).split()
 NO_TIMES: Final = (0,) * len(RUN_COLUMNS)
 
 
 @dataclass(slots=True, kw_only=True)
-class ListenerState:
-    """What waits for a listener, and what it did in the last full minutes."""
+class _State:
+    """What is due, and how long executions of the last full minutes waited and ran."""
 
-    listener: str  # title; an event type that is not routed yet; empty: several
-    queue: str  # empty: unknown
-    is_routed: bool = True
-    due: int = 0  # deliveries without a key; those with a key only if its lane is its own
-    held: int = 0
-    oldest_due_age: float | None = None  # seconds
-    minutes: float = 1.0  # that its counts cover
-    ended: int = 0  # deliveries: done or dead
-    retry: int = 0  # executions that failed and will be repeated
-    run_ms: int = 0  # milliseconds of all executions
+    events: int = 0  # due ones without a key
+    streams: int = 0  # due ones; at most COUNT_LIMIT
+    oldest_due_age: float | None = None  # seconds; None: nothing is due
     waits: Sequence[int] = NO_TIMES  # executions by seconds from the due time to the start
     runs: Sequence[int] = NO_TIMES  # executions by seconds
 
     @property
-    def executions(self) -> int:
-        return self.ended + self.retry
-
-    @property
-    def done_per_minute(self) -> float:
-        return self.ended / self.minutes
+    def due(self) -> int:
+        return self.events + self.streams
 
     @property
     def wait_p95(self) -> float | None:
@@ -67,6 +59,28 @@ class ListenerState:
     def run_p95(self) -> float | None:
         return quantile(self.runs, P95)
 
+
+@dataclass(slots=True, kw_only=True)
+class ListenerState(_State):
+    """What waits for a listener, streams only if its lane is its own, and what it did lately."""
+
+    listener: str  # title; an event type that is not routed yet; empty: several
+    queue: str  # empty: unknown
+    is_routed: bool = True
+    held: int = 0
+    minutes: float = 1.0  # that its counts cover
+    ended: int = 0  # deliveries: done or dead
+    retry: int = 0  # executions that failed and will be repeated
+    run_ms: int = 0  # milliseconds of all executions
+
+    @property
+    def executions(self) -> int:
+        return self.ended + self.retry
+
+    @property
+    def done_per_minute(self) -> float:
+        return self.ended / self.minutes
+
     @property
     def threads_busy(self) -> float:
         """Return how many threads it keeps busy on average."""
@@ -74,50 +88,25 @@ class ListenerState:
 
     def as_row(self) -> dict[str, Any]:
         """Return plain values, as reports show them."""
-        names = ("listener", "queue", "due", "oldest_due_age", "held")
-        return {
-            **{name: getattr(self, name) for name in names},
-            "done_per_minute": round(self.done_per_minute),
-            "retry": self.retry,
-            "wait_p95": self.wait_p95,
-            "run_p95": self.run_p95,
-            "threads_busy": round(self.threads_busy),
-        }
+        rounded = {name: round(getattr(self, name)) for name in ("done_per_minute", "threads_busy")}
+        return {name: rounded.get(name, getattr(self, name)) for name in LISTENER_COLUMNS}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueueState:
-    """The state of one queue."""
+@dataclass(slots=True, kw_only=True)
+class QueueState(_State):
+    """The state of one queue. What is due in a closed one is held, and not due."""
 
     name: str
     is_configured: bool  # False: OUTBOX["QUEUES"] does not have it, but rows wait in it
-    events: int  # due ones without a key
-    streams: int  # due ones; at most COUNT_LIMIT
-    oldest_due_age: float | None  # seconds; None: nothing is due
     workers: int  # live workers that serve it
     is_unserved: bool  # no live worker serves it
     threads: tuple[int, int]  # busy ones and all of them, at the last heartbeats
-    holds: Mapping[
-        str, Hold
-    ]  # its pause and its open circuit breaker, by kind; nothing is due then
+    holds: Mapping[str, Hold]  # its pause and its open circuit breaker, by kind
     listeners: Sequence[ListenerState]
-
-    @property
-    def due(self) -> int:
-        return self.events + self.streams
 
     @property
     def held(self) -> int:
         return sum(each.count for each in self.holds.values())
-
-    @property
-    def wait_p95(self) -> float | None:
-        """Return the seconds from the due time to the start; None: there were no executions."""
-        return quantile(_summed(each.waits for each in self.listeners), P95)
-
-    @property
-    def run_p95(self) -> float | None:
-        return quantile(_summed(each.runs for each in self.listeners), P95)
 
     @property
     def relay(self) -> RelaySettings | None:
@@ -126,16 +115,13 @@ class QueueState:
 
     def as_row(self) -> dict[str, Any]:
         """Return plain values, as reports show them."""
+        busy, threads = self.threads
         return {
             "queue": self.name,
-            "due": self.due,
-            "oldest_due_age": self.oldest_due_age,
-            "held": self.held,
-            "workers": self.workers,
-            "threads_busy": self.threads[0],
-            "threads": self.threads[1],
-            "wait_p95": self.wait_p95,
-            "run_p95": self.run_p95,
+            **{name: getattr(self, name) for name in ("due", "oldest_due_age", "held", "workers")},
+            "threads_busy": busy,
+            "threads": threads,
+            **{name: getattr(self, name) for name in ("wait_p95", "run_p95")},
             "unserved": self.is_unserved,
             "configured": self.is_configured,
         }
@@ -165,7 +151,8 @@ def load_backlog(alias: str, now: datetime, workers: Sequence[WorkerInfo]) -> Ba
     waiting = _waiting(alias, [*names, *parked]) if delivers else []
     holds = load_holds(alias, now, pauses, waiting)
     listeners = _listeners(alias, now, waiting, holds)
-    return Backlog(_queues(names, waiting, workers, holds, listeners), holds, listeners)
+    queues = _queues(names, workers, holds, listeners)
+    return Backlog(queues, holds, listeners[:MAX_LISTENERS])
 
 
 def queue_names(alias: str, parked: Collection[str] = ()) -> list[str]:
@@ -193,36 +180,32 @@ def _waiting(alias: str, names: Sequence[str]) -> list[Waiting]:
 
 def _queues(
     names: Sequence[str],
-    waiting: Iterable[Waiting],
     workers: Sequence[WorkerInfo],
     holds: Sequence[Hold],
     listeners: Sequence[ListenerState],
 ) -> list[QueueState]:
-    """Return the state of each queue. What is due in a closed one is held, and not due."""
-    closed = {each.queue for each in holds}
-    events, streams, ages = dict[str, int](), dict[str, int](), dict[str, float]()
-    for each in waiting:
-        if each.queue not in closed:
-            counts = streams if each.kind == "lane" else events
-            counts[each.queue] = counts.get(each.queue, 0) + each.number
-            ages[each.queue] = max(each.age, ages.get(each.queue, 0.0))
+    """Return the state of each queue: the sums of its listeners, and who serves it."""
     live = [each for each in workers if not each.is_silent]
     states = []
     for name in names:
         serving = [each for each in live if each.serves(name)]
         threads = [each.threads.get(name, (0, 0)) for each in serving]
+        own = [each for each in listeners if each.queue == name]
+        ages = [each.oldest_due_age for each in own if each.oldest_due_age is not None]
         states.append(
             QueueState(
                 name=name,
                 is_configured=name in current().queues,
-                events=events.get(name, 0),
-                streams=streams.get(name, 0),
-                oldest_due_age=ages.get(name),
+                events=sum(each.events for each in own),
+                streams=sum(each.streams for each in own),
+                oldest_due_age=max(ages, default=None),
+                waits=_summed(each.waits for each in own),
+                runs=_summed(each.runs for each in own),
                 workers=len(serving),
                 is_unserved=current().MODE != "writer_only" and not serving,
                 threads=(sum(busy for busy, _ in threads), sum(every for _, every in threads)),
                 holds={each.kind: each for each in holds if each.queue == name},
-                listeners=[each for each in listeners if each.queue == name],
+                listeners=own,
             )
         )
     return states
@@ -260,12 +243,15 @@ def _listeners(
         if each.queue in closed:
             state.held += each.number
             continue
-        state.due += each.number
+        if each.kind == "lane":
+            state.streams += each.number
+        else:
+            state.events += each.number
         state.oldest_due_age = max(each.age, state.oldest_due_age or 0.0)
     _add_minutes(alias, now, found)
     return sorted(
         found.values(), key=lambda each: (-each.due - each.held, -each.executions, each.listener)
-    )[:MAX_LISTENERS]
+    )
 
 
 def _only_of_lane(waiting: Waiting) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import heapq
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
+import msgspec
 from django.db import connections
 from django.db.models import Value
 
@@ -22,12 +22,20 @@ from .counts import PERIOD
 MAX_WORKERS: Final = 1000  # those with the latest heartbeats
 MAX_LOSSES: Final = 200  # events that are read
 LATEST: Final = 10_000  # events and streams that fell due last, which are searched
+COLUMNS: Final = ("id", "hostname", "pid", "started_at", "heartbeat_at")
 MIN_LOST: Final = 2  # workers that an event must have lost before it is a suspect
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerInfo:
-    """A live or lost worker; the row of a lost one stays for a day."""
+class Running(msgspec.Struct, frozen=True):
+    """A delivery that a worker runs, and for how long at its last heartbeat."""
+
+    id: str
+    event_type: str
+    seconds: float
+
+
+class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A live or lost worker, and what it says of itself; the row of a lost one stays for a day."""
 
     id: str
     hostname: str
@@ -36,20 +44,28 @@ class WorkerInfo:
     heartbeat_at: datetime
     heartbeat_age: float  # seconds
     is_silent: bool  # for longer than a lease; other workers rescue its events
-    mode: str
-    held: int
-    running: Sequence[tuple[str, str, float]]  # event type, event id, seconds; the longest first
-    queues: Sequence[str] | None  # that it serves; None: all, as in releases without queues
-    threads: Mapping[str, tuple[int, int]]  # by queue: busy ones, and all
-    is_stopping: bool  # it was told to stop, so that it is not missed
-    listeners: Sequence[str] | None  # titles of its listeners; None: it does not say
-    formerly: Sequence[str]  # titles that these had before
-    registry: str  # digest of both
+    held: int = 0
+    running: Sequence[Running] = ()  # the longest first
+    queues: Sequence[str] | None = None  # that it serves; None: it does not say
+    threads: Mapping[str, tuple[int, int]] = {}  # by queue: busy ones, and all
+    stopping: bool = False  # it was told to stop, so that it is not missed
+    listeners: Sequence[str] | None = None  # titles of its listeners; None: it does not say
+    formerly: Sequence[str] = ()  # titles that these had before
+    registry: str = ""  # digest of both
 
     @property
     def is_newly_lost(self) -> bool:
         """Return whether it was lost in the last ``PERIOD`` seconds."""
         return self.is_silent and self.heartbeat_age <= current().LEASE + PERIOD
+
+    def as_row(self) -> dict[str, Any]:
+        """Return plain values, as reports show them."""
+        return {
+            **{name: getattr(self, name) for name in ("id", "hostname", "pid", "started_at")},
+            "heartbeat_age": round(self.heartbeat_age, 3),
+            "lost": self.is_silent,
+            "queues": self.queues,
+        }
 
     def serves(self, queue: str) -> bool:
         """Return whether it serves a queue."""
@@ -78,7 +94,7 @@ def missing(known: Sequence[WorkerInfo]) -> list[WorkerInfo]:
     for each in sorted(known, key=lambda each: each.started_at):
         if lost and lost[0][0] < each.started_at:
             heapq.heappop(lost)
-        if each.is_silent and not each.is_stopping:
+        if each.is_silent and not each.stopping:
             heapq.heappush(lost, (each.heartbeat_at, each.id))
     ids = {each for _heartbeat_at, each in lost}
     found = [each for each in known if each.id in ids]
@@ -87,30 +103,13 @@ def missing(known: Sequence[WorkerInfo]) -> list[WorkerInfo]:
 
 def _worker_info(row: OutboxWorker, heartbeat_age: float) -> WorkerInfo:
     try:
-        info = json.loads(row.info or "{}")
+        told = msgspec.json.decode(row.info or "{}")
     except ValueError:
-        info = {}
-    return WorkerInfo(
-        id=row.id,
-        hostname=row.hostname,
-        pid=row.pid,
-        started_at=row.started_at,
-        heartbeat_at=row.heartbeat_at,
-        heartbeat_age=heartbeat_age,
-        is_silent=heartbeat_age > current().LEASE,
-        mode=info.get("mode", ""),
-        held=info.get("held", 0),
-        running=[
-            (each["event_type"], each["id"], each["seconds"] + heartbeat_age)
-            for each in info.get("running", [])
-        ],
-        queues=info.get("queues"),
-        threads=info.get("threads", {}),
-        is_stopping=info.get("stopping", False),
-        listeners=info.get("listeners"),
-        formerly=info.get("formerly", ()),
-        registry=info.get("registry", ""),
-    )
+        told = {}
+    columns = {name: getattr(row, name) for name in COLUMNS}
+    is_silent = heartbeat_age > current().LEASE
+    found = {**told, **columns, "heartbeat_age": heartbeat_age, "is_silent": is_silent}
+    return msgspec.convert(found, WorkerInfo)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ import pytest
 
 from django_outbox.inspection.fate import Place, fate_of
 from django_outbox.listeners.outcomes import Status
-from django_outbox.models import OutboxEvent, OutboxPause
+from django_outbox.models import OutboxEvent, OutboxPause, OutboxStream
 
 NOW = datetime(2026, 3, 1, 8, 30, tzinfo=timezone.utc)
 PAST, SOON, LATER = (NOW + timedelta(minutes=each) for each in (-5, 5, 60))
@@ -36,7 +36,8 @@ def test_what_is_parked_is_held_by_its_pause_with_all_that_is_behind_it() -> Non
     given = [pause("event_type", "order.paid", pk=7), pause("event_type", "order.sent", pk=8)]
     held = ("held", PAST, None, "event_type order.paid", "printer down")
     assert told(row(queue="paused:7"), given) == held
-    place = Place(PAST, None, None, row(id="d.1", event_id="d"), False, "paused:7")
+    stream = OutboxStream(due_at=PAST, queue="paused:7")
+    place = Place(stream, row(id="d.1", event_id="d"), False)
     assert told(row(available_at=None, key="k"), given, place) == held
 
 
@@ -110,7 +111,8 @@ def test_with_a_key_its_stream_says_it(
 ) -> None:
     found = row(available_at=None, key="k", stream="mail:k")
     before = row(id="d.1", event_id="d", last_error="E: no\nat")
-    place = Place(due, owner, PAST, found if first else before, blocked, "letters")
+    stream = OutboxStream(due_at=due, locked_by=owner, locked_at=PAST, queue="letters")
+    place = Place(stream, found if first else before, blocked)
     assert told(found, [], place) == expected
 
 
