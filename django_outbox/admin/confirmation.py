@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from django import forms
@@ -10,14 +10,13 @@ from django.contrib import messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.templatetags.admin_urls import add_preserved_filters
 from django.core.exceptions import PermissionDenied, ValidationError
-from django.db import router
 from django.db.models import Count
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 
-from ..models import OutboxEvent, OutboxPause, OutboxQuerySet
+from ..models import OutboxPause, OutboxQuerySet
 from ..queue_settings import is_rate, per_second
 from . import display, links
 from .actions import REPLAY, EventAction, amount, apply_at_once, chosen
@@ -25,7 +24,7 @@ from .changelist import LONG_TEXTS, within_time
 from .read_only import INPUT, ReadOnlyAdmin, may
 
 SHOWN: Final = 20  # deliveries that a confirmation page lists
-CONFIRMED_FIELD: Final = "outbox_confirmed"  # form field: the user has confirmed
+CONFIRMED_FIELD: Final = "outbox_confirmed"  # form field of the template: the user has confirmed
 RATES: Final = ("100/m", "10/s", "100/s")  # that the page suggests
 
 
@@ -99,13 +98,7 @@ class ConfirmationAdmin(ReadOnlyAdmin):
         return True
 
     def confirm(
-        self,
-        request: HttpRequest,
-        action: EventAction,
-        ids: Sequence[str],
-        *,
-        hidden: dict[str, Any],
-        **extra: Any,
+        self, request: HttpRequest, action: EventAction, ids: Sequence[str], **extra: Any
     ) -> TemplateResponse:
         """Return the confirmation page: the action, its deliveries, and how many are left out."""
         asked = question(action, action.applicable(chosen(ids, self.alias)))
@@ -114,7 +107,6 @@ class ConfirmationAdmin(ReadOnlyAdmin):
             **asked,
             "form": PaceForm(data, action=action, is_bulk=False) if asked["count"] != 1 else None,
             "left_out": len({*ids}) - (asked["count"] or 0),
-            "hidden": {**hidden, CONFIRMED_FIELD: ["yes"]},
         }
         return self.render_page(request, "confirm.html", action, {**context, **extra})
 
@@ -135,7 +127,9 @@ class ConfirmationAdmin(ReadOnlyAdmin):
         if not may(request, action.permission):
             raise PermissionDenied
 
-    def pause_links(self, request: HttpRequest, **names: str) -> list[dict[str, str]]:
+    def pause_links(
+        self, request: HttpRequest, names: Iterable[tuple[str, str | None]]
+    ) -> list[dict[str, str]]:
         """Return links to the form that pauses each kind by name; none without the permission."""
         if links.url("outboxpause_add") == "#" or not may(request, "pause_outboxpause"):
             return []
@@ -144,7 +138,8 @@ class ConfirmationAdmin(ReadOnlyAdmin):
                 "label": f"{OutboxPause.Kind(kind).label} {name}",
                 "url": links.url("outboxpause_add", kind=kind, name=name),
             }
-            for kind, name in names.items()
+            for kind, name in names
+            if name is not None
         ]
 
     def url(self, request: HttpRequest, page: str, *keys: str) -> str:
@@ -152,7 +147,3 @@ class ConfirmationAdmin(ReadOnlyAdmin):
         filters = {"preserved_filters": self.get_preserved_filters(request), "opts": self.opts}
         url = links.url(f"outboxevent_{page}", *keys)
         return add_preserved_filters(filters, url)  # type: ignore[arg-type]
-
-    @property
-    def alias(self) -> str:
-        return router.db_for_write(OutboxEvent)

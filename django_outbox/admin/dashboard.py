@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Final
 
@@ -23,7 +24,6 @@ from ..inspection.problems import Problem, find_problems
 from ..inspection.sentences import number, precise, sentence
 from ..models import OutboxEvent
 from . import display, links, redaction
-from .charts import Chart, charts
 from .dashboard_tables import Permissions, sections
 from .read_only import ReadOnlyAdmin, may
 
@@ -31,6 +31,9 @@ FOLDER: Final = "admin/django_outbox/dashboard/"  # of the templates
 MAX_AGE: Final = 5.0  # seconds
 MAX_STALE: Final = 10.0  # seconds; age of what is shown while another thread reads
 MAX_CAUSES_AGE: Final = 30.0  # seconds; to group many dead events takes long
+COMPLETE_AFTER: Final = 12.0  # seconds until all workers have written the numbers of a past minute
+MINUTES: Final = 60  # points of a chart
+WIDTH, HEIGHT = 100.0, 30.0  # of a chart, in the units of its viewBox
 
 
 class DashboardAdmin(ReadOnlyAdmin):
@@ -72,7 +75,8 @@ def _context(snapshot: Snapshot, permissions: Permissions) -> dict[str, Any]:
     return {
         "now_iso": now.isoformat(),
         "clock": f"{localtime(now):%Y-%m-%d %H:%M:%S %Z}",
-        "steps": first_steps(overview),
+        "is_new": overview.is_new,
+        "is_writer_only": current().MODE == "writer_only",
         "problems": verdict(overview, problems),
         "is_bad": any(each.is_bad for each in problems),
         "tiles": tiles(overview, drawn),
@@ -131,21 +135,71 @@ def tiles(overview: Overview, charts: Sequence[Chart]) -> list[tuple[str, str, b
     ]
 
 
-# --- a new installation ---------------------------------------------------------------------------
+# --- the charts: the last hour by minutes, as SVG paths ------------------------------------------
 
 
-def first_steps(overview: Overview) -> list[tuple[str, str]]:
-    """Return what to do where nothing was ever written: each step and its code; else nothing."""
-    if not overview.is_new:
-        return []
-    listener = '@outbox.listener("order.placed")\ndef reserve_stock(event):\n    ...'
-    write = 'with transaction.atomic():\n    outbox.write("order.placed", {"order": 17})'
-    steps: list[tuple[str, str]] = [
-        (_("Register a listener, in a module listeners.py of an app:"), listener),
-        (_("Start a worker:"), "python manage.py outbox_worker"),
-        (_("Write an event in the transaction that changes your data:"), write),
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One line of a chart; ``None`` is a gap: no worker wrote its numbers for that minute."""
+
+    label: str
+    tone: str  # suffix of the CSS class that sets colour and dashes
+    values: Sequence[int | None]
+    path: str  # of the line, in SVG
+
+    @property
+    def latest(self) -> str:
+        return _rate(next((each for each in reversed(self.values) if each is not None), None))
+
+    @property
+    def highest(self) -> str:
+        return _rate(max((each for each in self.values if each is not None), default=None))
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    name: str
+    title: str
+    description: str
+    series: Sequence[Series]
+    times: Sequence[str]  # of the first and the last point
+
+
+def charts(rows: Sequence[dict[str, Any]], now: datetime) -> list[Chart]:
+    """Return the charts of the last hour, up to the last minute that all workers have written."""
+    last = (now - timedelta(seconds=COMPLETE_AFTER)).replace(second=0, microsecond=0)
+    times = [last - timedelta(minutes=back) for back in range(MINUTES, 0, -1)]
+    by_time = {row["started_at"]: row for row in rows}
+    found = [by_time.get(each) for each in times]
+    ends = [f"{localtime(each):%H:%M}" for each in (times[0], times[-1])]
+    done = _lines(found, {"done": _("done")})
+    failed = _lines(found, {"retry": _("retried"), "dead": _("dead")})
+    return [
+        Chart("throughput", _("Delivered"), _("deliveries done, per minute"), done, ends),
+        Chart("failures", _("Not delivered"), _("failed deliveries, per minute"), failed, ends),
     ]
-    return steps[2:] if current().MODE == "writer_only" else steps
+
+
+def _lines(rows: Sequence[dict[str, Any] | None], labels: dict[str, str]) -> list[Series]:
+    lines = {each: [None if row is None else row[each] for row in rows] for each in labels}
+    top = max((value or 0 for values in lines.values() for value in values), default=0)
+    return [Series(labels[each], each, lines[each], _path(lines[each], top)) for each in labels]
+
+
+def _path(values: Sequence[int | None], top: int) -> str:
+    """Return the path of a line: a gap for a missing value, a dash for an isolated value."""
+    step, parts, is_pen_down = WIDTH / (len(values) - 1), [], False
+    for place, value in enumerate(values):
+        if value is not None:
+            y = HEIGHT - 1 - (HEIGHT - 2) * value / max(top, 1)
+            parts.append(f"{'L' if is_pen_down else 'M'}{place * step:.2f},{y:.2f}")
+            parts += [] if is_pen_down else ["h0.5"]
+        is_pen_down = value is not None
+    return "".join(parts)
+
+
+def _rate(value: int | None) -> str:
+    return "–" if value is None else _("%s/min") % number(value)
 
 
 # --- what is read once for all who refresh the page ----------------------------------------------

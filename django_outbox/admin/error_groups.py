@@ -83,8 +83,9 @@ class CausesAdmin(ConfirmationAdmin):
         (error, message), chosen = shown_title(cause), {"state": "dead", "cause": cause.digest}
         example = redaction.hide_in_text(cause.example).removeprefix(f"{cause.error}:").strip()
         since = now - timedelta(seconds=causes.LATELY)
-        types = [each for each, _number in cause.types.most_common(MAX_NAMES)]
-        listeners = [each for each, _number in cause.listeners.most_common(MAX_NAMES)]
+        types, listeners = _most(cause.types), _most(cause.listeners)
+        names = [("event_type", each) for each, _count in types]
+        names += [("listener", each) for each, _count in listeners]
         return {
             "cause": cause,
             "error": error,
@@ -95,7 +96,7 @@ class CausesAdmin(ConfirmationAdmin):
             "example": "" if example == message else example,
             "types": [
                 (each, count, links.url("outboxevent_changelist", **chosen, event_type=each))
-                for each, count in _most(cause.types)
+                for each, count in types
             ],
             "further_types": max(len(cause.types) - MAX_NAMES, 0),
             "whose": [
@@ -114,10 +115,7 @@ class CausesAdmin(ConfirmationAdmin):
                 for each in (REPLAY, DISCARD)
                 if may(request, each.permission)
             ],
-            "pauses": [
-                *(link for each in types for link in self.pause_links(request, event_type=each)),
-                *(link for each in listeners for link in self.pause_links(request, listener=each)),
-            ],
+            "pauses": self.pause_links(request, names),
         }
 
 

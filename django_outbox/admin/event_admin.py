@@ -135,7 +135,7 @@ class OutboxEventAdmin(error_groups.CausesAdmin):
         exists = self.get_object(request, event_id) is not None
         if request.method != "POST" and exists:
             context = {"back_url": self.url(request, "change", event_id)}
-            return self.confirm(request, action, [event_id], hidden={}, **context)
+            return self.confirm(request, action, [event_id], **context)
         if request.method == "POST":
             self.apply(request, action, [event_id])
             exists = self.get_object(request, event_id) is not None
@@ -218,15 +218,10 @@ class OutboxEventAdmin(error_groups.CausesAdmin):
             if allowed[action.name] and may(request, action.permission)
             if not (action is RUN_NOW and pause)  # which would still hold it
         ]
-        names = {"listener": event.listener, "stream": event.key}  # that an event may lack
-        links = self.pause_links(
-            request,
-            event_type=event.event_type,
-            queue=event.queue,
-            **{kind: name for kind, name in names.items() if name is not None},
-        )
+        names = [(each, getattr(event, each)) for each in ("event_type", "queue", "listener")]
+        names.append(("stream", event.key))
         context |= {
-            "outbox_pauses": [] if pause else links,
+            "outbox_pauses": [] if pause else self.pause_links(request, names),
             "outbox_pause": pause,
             "outbox_next": display.what_next(event.fate),
             "outbox_related": [*related_links(request, event, self.admin_site)],

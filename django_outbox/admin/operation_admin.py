@@ -23,10 +23,6 @@ from .actions import ACTIONS, amount
 from .read_only import ReadOnlyAdmin, may
 
 PERMISSIONS: Final = {each.kind: each.permission for each in ACTIONS}
-FIELDS: Final = (
-    *("kind", "state", "about", "by", "started_at", "ended_at", "stopped_by"),
-    *("rate", "limit", "matched", "done", "skipped"),
-)
 OPEN: Final = OutboxOperation.State.OPEN
 CELL: Final = '<div data-part="operation-{}">{}<div>{}</div>{}</div>'
 BAR: Final = '<progress max="{}" value="{}" aria-label="{}"></progress>'
@@ -100,6 +96,10 @@ class OutboxOperationAdmin(ReadOnlyAdmin):
     viewed_with = ("view_outboxevent",)
     list_display = ["kind", about, progress, "by", began]
     list_display_links = None
+    fields = readonly_fields = (
+        *("kind", "state", "about", "by", "started_at", "ended_at", "stopped_by"),
+        *("rate", "limit", "matched", "done", "skipped"),
+    )
     list_filter = ["state", "kind"]
     list_per_page = 50
     ordering = [Case(When(state=OPEN, then=Value(0)), default=Value(1)).asc(), "-id"]
@@ -112,11 +112,6 @@ class OutboxOperationAdmin(ReadOnlyAdmin):
         annotated: QuerySet[Any] = super().get_queryset(request).annotate(stops=stops)
         return annotated
 
-    def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        return [*FIELDS]
-
-    get_readonly_fields = get_fields
-
     def get_urls(self) -> list[URLPattern]:
         stop = self.page("<int:object_id>/stop/", "stop", self.stop_view, "POST")
         return [stop, *super().get_urls()]
@@ -125,9 +120,8 @@ class OutboxOperationAdmin(ReadOnlyAdmin):
         found = self.get_queryset(request).filter(pk=object_id)
         if not found.filter(stops=True):
             raise PermissionDenied
-        OutboxOperation.objects.using(found.db).filter(pk=object_id).stop(
-            by=request.user.get_username()
-        )
+        operations = OutboxOperation.objects.using(self.alias).filter(pk=object_id)
+        operations.stop(by=request.user.get_username())
         self.message_user(request, gettext("Stopped. What is done stays done."))
         return HttpResponseRedirect(links.url("outboxoperation_changelist"))
 

@@ -136,8 +136,7 @@ class OutboxPauseAdmin(ReadOnlyAdmin):
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
         """Pause; Django calls this only to add, because pauses cannot be changed."""
-        pauses = self._pauses()
-        by = request.user.get_username()
+        pauses, by = OutboxPause.objects.using(self.alias), request.user.get_username()
         pauses.pause(obj.kind, obj.name, reason=obj.reason, by=by, until=obj.until)
         obj.pk = pauses.get(kind=obj.kind, name=obj.name).pk
         obj._state.adding = False
@@ -157,7 +156,7 @@ class OutboxPauseAdmin(ReadOnlyAdmin):
         """End these pauses batch by batch; each batch commits by itself."""
         pauses, by = list(queryset), request.user.get_username()
         for each in pauses:
-            if self._pauses().filter(pk=each.pk).resume(by=by).pauses:
+            if OutboxPause.objects.using(self.alias).filter(pk=each.pk).resume(by=by).pauses:
                 user_id: Any = request.user.pk
                 LogEntry.objects.log_actions(user_id, [each], DELETION, gettext("Resumed."))
         self._notify_workers()
@@ -170,9 +169,6 @@ class OutboxPauseAdmin(ReadOnlyAdmin):
         context["may_resume"] = context["original"] and self.has_resume_permission(request)
         return super().render_change_form(request, context, *args, **options)
 
-    def _pauses(self) -> PauseQuerySet:
-        return OutboxPause.objects.using(router.db_for_write(OutboxPause))
-
     def _notify_workers(self) -> None:
-        alias = self._pauses().db
-        transaction.on_commit(lambda: doorbell.ring(connections[alias]), using=alias)
+        connection = connections[self.alias]
+        transaction.on_commit(lambda: doorbell.ring(connection), using=self.alias)

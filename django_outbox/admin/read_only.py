@@ -34,6 +34,10 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     class Media:
         css = {"all": ["django_outbox/admin.css"]}
 
+    @property
+    def alias(self) -> str:
+        return router.db_for_write(self.model)
+
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False
 
@@ -50,7 +54,7 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         """Annotate ``seen_at``, the database's current time."""
-        rows = super().get_queryset(request).using(router.db_for_write(self.model))
+        rows = super().get_queryset(request).using(self.alias)
         annotated: QuerySet[Any] = rows.annotate(seen_at=DatabaseNow())
         return annotated
 

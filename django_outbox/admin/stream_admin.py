@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from django.contrib import admin
 from django.contrib.admin.views.main import ChangeList
@@ -100,6 +100,7 @@ class OutboxStreamAdmin(ReadOnlyAdmin):
     """Admin of streams, read-only: the page of a head has the actions that unblock its stream."""
 
     list_display = [key, columns.queue, head, backlog, next_try]
+    fields: ClassVar[Any] = list_display
     list_filter = [StateFilter]
     list_per_page = 25
     list_max_show_all = 25
@@ -110,9 +111,6 @@ class OutboxStreamAdmin(ReadOnlyAdmin):
     def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
         stream = super().get_object(request, object_id, from_field)
         return stream and _with_summaries([stream])[0]
-
-    def get_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        return self.list_display
 
     def get_changelist(self, request: HttpRequest, **options: Any) -> type[StreamList]:
         return StreamList
