@@ -17,7 +17,7 @@ from django.test import override_settings
 
 from django_outbox import Event, checks, conf, hooks
 from django_outbox import models as outbox_models
-from django_outbox.checks import databases, pooling
+from django_outbox.checks import databases
 from django_outbox.events import encode
 from django_outbox.listeners import registry
 from tests.cases import cases
@@ -221,7 +221,7 @@ def sqlite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, django_db_blocker: A
         }
         handler = ConnectionHandler({"default": settings})
         made.append(handler)
-        for room in (checks, databases, pooling):
+        for room in (checks, databases):
             monkeypatch.setattr(room, "connections", handler)
         monkeypatch.setattr(outbox_models, "connections", handler)
         monkeypatch.setattr(transaction, "connections", handler)  # for the schema editor
@@ -403,7 +403,7 @@ def postgres(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return a function that makes the checks see these aliases."""
 
     def use(**settings: dict[str, Any]) -> None:
-        for room in (checks, databases, pooling):
+        for room in (checks, databases):
             monkeypatch.setattr(room, "connections", Aliases(**settings))
 
     return use

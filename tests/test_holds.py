@@ -12,7 +12,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils.timezone import localtime
 
-from django_outbox.contrib.prometheus.collectors import query_samples
+from django_outbox.contrib.prometheus.metrics import query_samples
 from django_outbox.inspection.holds import KINDS
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent, OutboxPause, OutboxStream

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import django_outbox as outbox
-from django_outbox.checks.relays import EXTRAS
+from django_outbox.checks.queues import EXTRAS
 from tests.rules import modules
 
 ROOT = Path(outbox.__file__).parents[1]

@@ -263,7 +263,7 @@ def test_no_answer_is_2(monkeypatch: pytest.MonkeyPatch) -> None:
     def down(alias: str) -> Any:
         raise OperationalError("connection refused")
 
-    monkeypatch.setattr("django_outbox.management.views.live_registries", down)
+    monkeypatch.setattr("django_outbox.management.commands.outbox_status.live_registries", down)
     assert fails("--listeners") == (2, "default: connection refused")
 
 

@@ -190,7 +190,7 @@ SCRAPE = """
 import django
 django.setup()
 from prometheus_client import generate_latest
-from django_outbox.contrib.prometheus.collectors import registry
+from django_outbox.contrib.prometheus.metrics import registry
 from django_outbox.contrib.prometheus.receivers import install
 print(generate_latest(registry(install().backlog)).decode())
 """

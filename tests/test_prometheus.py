@@ -18,8 +18,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import django_outbox as outbox
 from django_outbox.contrib import prometheus
-from django_outbox.contrib.prometheus import collectors
-from django_outbox.contrib.prometheus.collectors import BacklogCollector
+from django_outbox.contrib.prometheus import metrics
+from django_outbox.contrib.prometheus.metrics import BacklogCollector
 from django_outbox.contrib.prometheus.receivers import Receivers
 from django_outbox.models import OutboxEvent, OutboxWorker
 from tests.table import PLACED, in_thread, insert, keyed, listening, now, statuses, steal, write
@@ -342,7 +342,7 @@ def asked(calls: list[str], answer: Callable[[], Any]) -> Any:
         calls.append(alias)
         return answer() if alias == "default" else []
 
-    return patch.object(collectors, "query_samples", ask)
+    return patch.object(metrics, "query_samples", ask)
 
 
 def test_425_scrapes_share_one_look_per_poll_interval(shown: Shown, settings: Any) -> None:
@@ -377,7 +377,7 @@ def test_a_database_that_does_not_answer_costs_one_thread_and_no_scrape(
     shown: Shown, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings.OUTBOX = {"POLL_INTERVAL": 0.001}
-    monkeypatch.setattr(collectors, "TIMEOUT", 0.05)
+    monkeypatch.setattr(metrics, "TIMEOUT", 0.05)
     gate, calls = threading.Event(), list[str]()
     with asked(calls, lambda: gate.wait(60) and []):
         for _ in range(3):
@@ -400,7 +400,7 @@ def test_a_scrape_leaves_no_connection_open_that_it_opened(shown: Shown) -> None
 def test_an_alias_without_the_table_is_left_out(
     settings: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(collectors, "missing_table", lambda alias: "no table")
+    monkeypatch.setattr(metrics, "missing_table", lambda alias: "no table")
     families = [*BacklogCollector("outbox").collect()]
     assert families
     assert [each.samples for each in families] == [[]] * len(families)

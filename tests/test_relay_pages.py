@@ -21,7 +21,7 @@ from django.utils.module_loading import import_string
 
 import django_outbox as outbox
 from django_outbox import BrokerUnavailable, Unrecoverable
-from django_outbox.checks.relays import EXTRAS
+from django_outbox.checks.queues import EXTRAS
 from django_outbox.queue_settings import FIELDS, FORMATS, RelaySettings
 from django_outbox.relays import Backend, Message
 from django_outbox.relays.envelope import message_of

@@ -10,7 +10,7 @@ from django.core.checks import CheckMessage, run_checks
 from django.test import override_settings
 
 from django_outbox import conf
-from django_outbox.checks.relays import EXTRAS
+from django_outbox.checks.queues import EXTRAS
 from django_outbox.queue_settings import FIELDS
 from django_outbox.relays import Backend
 from django_outbox.setting_rules import relays as relays_fault

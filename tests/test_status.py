@@ -31,7 +31,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 DONE, RETRY, DEAD, NEW = Status.DONE, Status.RETRY, Status.DEAD, Status.NEW
 run = partial(printed, "outbox_status")
 COMMAND = "django_outbox.management.commands.outbox_status"
-QUERY = "django_outbox.management.views.status"  # what asks a database
+QUERY = "django_outbox.management.commands.outbox_status.status"  # what asks a database
 
 
 def ask(*arguments: str) -> dict[str, Any]:

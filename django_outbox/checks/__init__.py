@@ -21,7 +21,7 @@ from ..events import GLOBAL, class_fault
 from ..exceptions import did_you_mean
 from ..listeners import callables, registry
 from ..models import OutboxEvent
-from . import pooling, queues, relays  # noqa: F401 - registers their checks
+from . import queues  # noqa: F401 - registers its checks
 from .databases import Configs, aliases
 
 # What a process uses that only writes, or only purges; the other settings are of delivery.

@@ -6,8 +6,14 @@ Plain functions and context managers, for unittest and pytest alike.
 from __future__ import annotations
 
 from .capture import Written, assert_event_written, capture_events, make_event
-from .clock import pass_time, wait_until
-from .delivery import accept_test_transaction, drain, immediate_delivery, running_worker
+from .delivery import (
+    accept_test_transaction,
+    drain,
+    immediate_delivery,
+    pass_time,
+    running_worker,
+    wait_until,
+)
 from .relayed import Relayed, capture_relayed, send_relayed
 
 __all__ = [

@@ -40,7 +40,7 @@ def serve(port: int, address: str = "0.0.0.0") -> tuple[WSGIServer, Thread]:  # 
     ensure_installed()
     from prometheus_client import start_http_server
 
-    from .collectors import registry
+    from .metrics import registry
     from .receivers import install
 
     return start_http_server(port, address, registry=registry(install().backlog))

@@ -14,8 +14,7 @@ from ...events import Event
 from ...listeners import registry as listeners
 from ...listeners.queues import queue_of
 from ...models.statistics import BOUNDS
-from .collectors import BacklogCollector
-from .metrics import COUNTERS, GAUGES, HISTOGRAMS, SIZE_BUCKETS
+from .metrics import COUNTERS, GAUGES, HISTOGRAMS, SIZE_BUCKETS, BacklogCollector
 
 OTHER = "other"  # label of all event types and titles without a listener in this process
 OUTCOMES = ("done", "retry", "deferred", "dead", "discarded")
