@@ -28,7 +28,7 @@ from django_outbox.listeners import registry
 from django_outbox.listeners.history import normalised
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent, OutboxOperation
-from django_outbox.worker.operations import work_off_all
+from django_outbox.worker.housekeeper import work_off_all
 from tests import table
 from tests.browser import scene
 from tests.cases import cases

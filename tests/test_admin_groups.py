@@ -17,7 +17,7 @@ from django.urls import reverse
 from django_outbox.admin import error_groups
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent
-from django_outbox.worker.operations import work_off_all
+from django_outbox.worker.housekeeper import work_off_all
 from tests.table import now
 from tests.test_admin import LIST, body, checksum, listed, make, operation, visitor
 

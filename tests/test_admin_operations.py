@@ -13,7 +13,7 @@ from django.test import Client
 from django.urls import reverse
 
 from django_outbox.models import OutboxEvent, OutboxOperation, OutboxPause, OutboxWorker
-from django_outbox.worker.operations import work_off_all
+from django_outbox.worker.housekeeper import work_off_all
 from tests.cases import cases
 from tests.table import now, undone
 from tests.test_admin import body, make, visitor

@@ -216,7 +216,7 @@ class Loop:
 
 @pytest.fixture
 def watched(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> tuple[BlockedLoopWatch, Loop, Any]:
-    watch, loop = BlockedLoopWatch("loop", stuck_after=5, lease_of=lambda task: None), Loop()
+    watch, loop = BlockedLoopWatch("loop", stuck_after=5), Loop()
     monkeypatch.setattr(asyncio, "current_task", lambda loop: None)
 
     def rounds(number: int, *, answering: bool) -> None:

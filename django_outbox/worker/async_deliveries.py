@@ -20,7 +20,7 @@ from ..delivery.drivers import adrive
 from ..delivery.lease import Lease
 from .connection_cleanup import abandon, tidy
 from .deliveries import Deliveries
-from .event_loop import EventLoop
+from .event_loop import DeliveryTask, EventLoop
 from .gate import Gate
 from .ready import Lane
 from .settler import log_failed
@@ -56,11 +56,11 @@ class AsyncDeliveries:
                 self._free -= 1
         self._gate.made_room()  # what waits here takes room from the next claim
 
-    def _finished(self, task: asyncio.Task[None]) -> None:
-        lease = self._loop.running.pop(task)
+    def _finished(self, task: DeliveryTask) -> None:
+        self._loop.running.remove(task)
         self._free += 1
         if not task.cancelled() and (error := task.exception()) is not None:
-            log_failed(lease, error)
+            log_failed(task.lease, error)
         self._fill()
 
     async def _deliver(self, leases: list[Lease]) -> None:
@@ -80,7 +80,14 @@ class AsyncDeliveries:
                 await self._perform(delivery, thread)
         except asyncio.CancelledError:
             if delivery.left:
-                self._hand_back(delivery)
+                lease = delivery.lead
+                logger.warning(
+                    "listener cancelled, event handed back "
+                    "event_id=%s event_type=%s listener=%r seconds=%.1f",
+                    *lease.named,
+                    monotonic() - lease.started_at,
+                )
+                delivery.leave()
                 raise
         except BaseException:  # while the interpreter exits, no thread can be used
             if delivery.left:
@@ -97,17 +104,6 @@ class AsyncDeliveries:
             self._deliveries.put(self._deliveries.pass_on(delivery))
 
         await adrive(delivery.steps(), tidy=tidy, pass_on=pass_on)
-
-    def _hand_back(self, delivery: Delivery) -> None:
-        """Let the events of a cancelled delivery be released that are not decided."""
-        lease = delivery.lead
-        logger.warning(
-            "listener cancelled, event handed back "
-            "event_id=%s event_type=%s listener=%r seconds=%.1f",
-            *lease.named,
-            monotonic() - lease.started_at,
-        )
-        delivery.leave()
 
     async def _wait_current(self, lease: Lease) -> None:
         """Wait until the lease is renewed, if need be, or lost."""

@@ -134,13 +134,8 @@ def tidy(connection: BaseDatabaseWrapper, lease: Lease) -> None:
 
 def abandon(connection: BaseDatabaseWrapper) -> None:
     """Close a connection whatever its state; what was not committed is rolled back."""
-    connection.run_on_commit = []
-    connection.savepoint_ids = []
-    connection.atomic_blocks = []
-    connection.in_atomic_block = False
-    connection.needs_rollback = False
-    connection.closed_in_transaction = False
-    connection.errors_occurred = False
+    connection.atomic_blocks = []  # the rest of its state is reset when it connects again
+    connection.in_atomic_block = connection.closed_in_transaction = False
     try:
         connection.close()
     except Exception as error:  # noqa: BLE001 - it is as good as closed

@@ -37,8 +37,8 @@ from .effects import perform
 from .engine import new_owner, served
 from .heartbeat import renew
 from .held import SAFE_PART, Held
+from .housekeeper import work_off_all
 from .leases import Releases
-from .operations import work_off_all
 from .pauses import KnownPauses, end_pauses
 from .polling import Wakeup
 from .ready import Lane, Ready

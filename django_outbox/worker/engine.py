@@ -15,9 +15,8 @@ from .connection_cleanup import BrokenSessions
 from .gate import Gate, Gates
 from .heartbeat import Heartbeat, Statistics
 from .held import Held
-from .housekeeper import Housekeeper, Purger
+from .housekeeper import Housekeeper, Operations, Purger
 from .leases import ActiveLease, Releases
-from .operations import Operations
 from .pauses import KnownPauses
 from .polling import Wakeup
 from .quarantine import Quarantine

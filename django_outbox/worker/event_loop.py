@@ -11,7 +11,6 @@ from collections.abc import Callable, Coroutine
 from contextlib import ExitStack, suppress
 from contextvars import Context, ContextVar
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from django.db import connections
 
@@ -33,6 +32,21 @@ PROCESS_STOPPED_AFTER = 1.0
 CURRENT_LEASE: ContextVar[Lease] = ContextVar("django_outbox_current_lease")
 
 
+class DeliveryTask(asyncio.Task[Any]):
+    """A task that delivers a lease, or that its listener created."""
+
+    lease: Lease
+
+    @classmethod
+    def make(
+        cls, loop: asyncio.AbstractEventLoop, coro: Coroutine[Any, Any, Any], **options: Any
+    ) -> DeliveryTask:
+        task = cls(coro, loop=loop, **options)
+        if (lease := CURRENT_LEASE.get(None)) is not None:
+            task.lease = lease
+        return task
+
+
 class EventLoop:
     """A worker's thread with an asyncio event loop, which starts with the first async listener.
 
@@ -42,17 +56,14 @@ class EventLoop:
     def __init__(self, *, alias: str, stuck_after: float, held: Held) -> None:
         self._lock = held.lock
         self._loop: asyncio.AbstractEventLoop  # created by call(), closed by the thread
-        self.running: dict[asyncio.Task[None], Lease] = {}  # for the loop's thread
+        self.running = set[DeliveryTask]()  # for the loop's thread
         self.at_end = ExitStack()  # what is to be called when it has ended
-        self._tasks: WeakKeyDictionary[asyncio.Task[Any], Lease] = WeakKeyDictionary()
         self.stopping = False
         self._late = set[Callable[[], None]]()  # to be called once the thread could be started
         self._thread = threading.Thread(
             target=self._run, name=thread_name(alias, DEFAULT_QUEUE, "loop"), daemon=True
         )
-        self._watch = BlockedLoopWatch(
-            self._thread.name, stuck_after=stuck_after, lease_of=self._lease_of
-        )
+        self._watch = BlockedLoopWatch(self._thread.name, stuck_after=stuck_after)
 
     def call(self, act: Callable[[], None]) -> None:
         """Have the loop call ``act``; start its thread if need be, but not during a stop."""
@@ -66,7 +77,7 @@ class EventLoop:
             if self._thread.ident is None and not self.stopping:
                 self._loop = asyncio.new_event_loop()
                 self._loop.set_exception_handler(report_quietly)
-                self._loop.set_task_factory(self._make_task)  # type: ignore[arg-type]
+                self._loop.set_task_factory(DeliveryTask.make)  # type: ignore[arg-type]
                 try:
                     self._thread.start()
                 except RuntimeError as error:
@@ -74,22 +85,24 @@ class EventLoop:
                     thread_limit.refused(error)
             return self._thread.ident is not None
 
-    def create(self, delivery: Coroutine[Any, Any, None], lease: Lease) -> asyncio.Task[None]:
+    def create(self, delivery: Coroutine[Any, Any, None], lease: Lease) -> DeliveryTask:
         """Create the task that delivers a lease. In the loop's thread.
 
         In a context of its own: in that of another delivery it would use the thread of that one, or
         one that ``ASYNC_CONNECTIONS`` does not limit.
         """
         task = Context().run(self._loop.create_task, delivery, name=lease.id)
-        self.running[task] = lease
+        assert isinstance(task, DeliveryTask)
+        task.lease = lease
+        self.running.add(task)
         return task
 
     def note(self, lease: Lease) -> None:
         """Note what the current task, and those that its listener creates, work for."""
         CURRENT_LEASE.set(lease)
         task = asyncio.current_task(self._loop)
-        assert task is not None
-        self.running[task] = lease
+        assert isinstance(task, DeliveryTask)
+        task.lease = lease
 
     def stop(self) -> None:
         """Stop further listeners from starting."""
@@ -148,21 +161,9 @@ class EventLoop:
                 task.cancel()
             self._loop.run_until_complete(asyncio.wait(left, timeout=LEFT_TIME))
 
-    def _make_task(
-        self, loop: asyncio.AbstractEventLoop, coro: Coroutine[Any, Any, Any], **options: Any
-    ) -> asyncio.Task[Any]:
-        """Create a task; remember the lease that a listener's task works for."""
-        task = asyncio.Task(coro, loop=loop, **options)
-        if (lease := CURRENT_LEASE.get(None)) is not None:
-            self._tasks[task] = lease
-        return task
-
-    def _lease_of(self, task: asyncio.Task[Any]) -> Lease | None:
-        return self.running.get(task) or self._tasks.get(task)
-
     def _cancel(self) -> None:
-        for task, lease in self.running.items():
-            lease.cancelled = True
+        for task in self.running:
+            task.lease.cancelled = True
             task.cancel()
         ending = asyncio.gather(*self.running, return_exceptions=True)
         ending.add_done_callback(lambda _: self._loop.stop())
@@ -174,16 +175,8 @@ class BlockedLoopWatch:
     Its clock stops while the machine is suspended, because nothing can run then.
     """
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        stuck_after: float,
-        lease_of: Callable[[asyncio.Task[object]], Lease | None],
-    ) -> None:
-        self._name = name
-        self._stuck_after = stuck_after  # seconds
-        self._lease_of = lease_of  # returns the lease that a task works for
+    def __init__(self, name: str, *, stuck_after: float) -> None:
+        self._name, self._stuck_after = name, stuck_after  # seconds
         self._scheduled_at = self._checked_at = time.monotonic()  # set only by the watching thread
         self._cpu_time = time.process_time()
         self._ran_at: float | None = self._scheduled_at  # by the loop's thread; None: not yet
@@ -220,33 +213,26 @@ class BlockedLoopWatch:
     def _report(
         self, seconds: float, loop: asyncio.AbstractEventLoop, thread: threading.Thread
     ) -> None:
-        if self._is_stuck or seconds < min(WARN_AFTER, self._stuck_after):
+        is_stuck = seconds >= self._stuck_after
+        if self._is_stuck or not (is_stuck or (seconds >= WARN_AFTER and not self._reported)):
             return
-        if seconds >= self._stuck_after:
-            self._reported = self._is_stuck = True
-            logger.error(
-                "event loop stuck seconds=%.1f event_id=%s event_type=%s listener=%r task=%r at=%s",
-                seconds,
-                *self._blocking_call(loop, thread),
-            )
-        elif not self._reported:
-            self._reported = True
-            logger.warning(
-                "event loop blocked "
-                "seconds=%.1f event_id=%s event_type=%s listener=%r task=%r at=%s",
-                seconds,
-                *self._blocking_call(loop, thread),
-            )
-
-    def _blocking_call(
-        self, loop: asyncio.AbstractEventLoop, thread: threading.Thread
-    ) -> tuple[object, ...]:
-        """Return event id, event type, listener, task and place; without a task only the place."""
-        task = asyncio.current_task(loop)
-        lease = task and self._lease_of(task)
-        frame = sys._current_frames().get(thread.ident or 0)
-        return (
+        self._reported, self._is_stuck = True, is_stuck
+        task, frame = asyncio.current_task(loop), sys._current_frames().get(thread.ident or 0)
+        lease: Lease | None = getattr(task, "lease", None)
+        facts = (
+            seconds,
             *(lease.named if lease else (None, None, None)),
             task and task.get_name(),
             frame and f"{frame.f_code.co_filename}:{frame.f_lineno}",
         )
+        if is_stuck:
+            logger.error(
+                "event loop stuck seconds=%.1f event_id=%s event_type=%s listener=%r task=%r at=%s",
+                *facts,
+            )
+        else:
+            logger.warning(
+                "event loop blocked "
+                "seconds=%.1f event_id=%s event_type=%s listener=%r task=%r at=%s",
+                *facts,
+            )

@@ -7,20 +7,22 @@ from __future__ import annotations
 
 import logging
 import random
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from math import inf
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal
 
 import msgspec
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from .. import doorbell
 from ..clocks import monotonic
 from ..conf import DAY
 from ..log import first_line
 from ..models import OutboxInbox, OutboxOperation, OutboxStatistics
+from ..models.bulk import Worked, work_off
 from ..models.pause_queryset import bring_home
 from ..models.purging import purge_events, scan_events, scan_streams
 from ..models.queryset import Batch
@@ -37,6 +39,8 @@ logger = logging.getLogger("django_outbox")
 
 SEARCH_INTERVAL = 20.0  # seconds between searches for queues that are not configured
 BATCH = 500  # rows that are moved together
+STEP_INTERVAL = 1.0  # seconds; an idle step makes no statement: the claimer knows of operations
+ASK_INTERVAL = 120.0  # seconds until a step asks all the same, for the claimer may be busy
 
 # Seconds for one table in a step; after a pause of at most as long it continues. The housekeeper's
 # other work waits meanwhile, and so does a stop.
@@ -48,23 +52,13 @@ Batches = Iterator[int]  # of a purge, which executes their statements
 SCANS: dict[str, Callable[..., Batch | None]] = {"events": scan_events, "streams": scan_streams}
 
 
-class Chore(Protocol):
-    """What one worker does for all, under a lease of a name."""
-
-    def step(self) -> Steps[float]:
-        """Do what is due; return the seconds until the next step."""
-
-    def close(self) -> Steps[None]:
-        """Let another worker continue."""
-
-
 class Housekeeper:
     """Does what is due of this work in each step. One thread only."""
 
     def __init__(
         self,
         *,
-        chores: Sequence[Chore],
+        chores: Sequence[Operations | Purger],
         known_pauses: KnownPauses,
         wakeup: Wakeup,
         configured: Collection[str],
@@ -92,7 +86,7 @@ class Housekeeper:
         """Let another worker continue."""
         yield from in_turn(*(each.close() for each in self._due_at))
 
-    def _do(self, chore: Chore) -> Steps[None]:
+    def _do(self, chore: Operations | Purger) -> Steps[None]:
         if monotonic() >= self._due_at[chore]:
             pause = yield from chore.step()
             self._due_at[chore] = monotonic() + pause
@@ -135,6 +129,60 @@ class Housekeeper:
 def _bring_home(pause: int, connection: BaseDatabaseWrapper) -> bool:
     """Move a batch of what is parked for a pause that is over; return whether there was one."""
     return next(bring_home(connection, pause), None) is not None
+
+
+class Operations:
+    """Does the next batches of what is open, in turn. The housekeeper's thread only."""
+
+    def __init__(self, *, me: str, lease: float, known_pauses: KnownPauses, wakeup: Wakeup) -> None:
+        self._leader, self._wakeup = Leader(me=me, name="operations", lease=lease), wakeup
+        self._known_pauses, self._asked_at = known_pauses, monotonic()
+
+    def step(self) -> Steps[float]:
+        """Work for a moment, unless another worker does; return the seconds to the next step."""
+        is_time = monotonic() >= self._asked_at + ASK_INTERVAL
+        if self._known_pauses.has_operations or self._leader.holds or is_time:
+            self._asked_at = monotonic()
+            turns = deque((yield open_operations))
+            if not turns:
+                yield from self.close()
+            elif self._leader.holds or (yield self._leader.take):
+                return (yield from self._work(turns))
+        return STEP_INTERVAL
+
+    def close(self) -> Steps[None]:
+        """Let another worker continue."""
+        yield from self._leader.release()
+
+    def _work(self, turns: deque[int]) -> Steps[float]:
+        until, wait = monotonic() + MAX_RUN, STEP_INTERVAL
+        while turns and monotonic() < until:
+            pk = turns.popleft()
+            worked: Worked = yield partial(work_off, pk)
+            if worked.changed:
+                self._wakeup.poll()
+                yield doorbell.ring
+            if worked.wait is None:
+                logger.info("operation ended id=%d", pk)
+            elif worked.wait:
+                wait = min(wait, worked.wait)
+            else:
+                turns.append(pk)
+            yield from self._leader.renew("")
+        return MAX_RUN if turns else wait
+
+
+def open_operations(connection: BaseDatabaseWrapper) -> list[int]:
+    """Return the ids of the operations that are to be worked off."""
+    found = OutboxOperation.objects.using(connection.alias).open()
+    return [*found.values_list("pk", flat=True)]
+
+
+def work_off_all(connection: BaseDatabaseWrapper) -> None:
+    """Work off what is open, as far as rates allow now."""
+    for pk in open_operations(connection):
+        while work_off(pk, connection).wait == 0:
+            continue
 
 
 class Progress(msgspec.Struct, omit_defaults=True):

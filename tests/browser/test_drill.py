@@ -16,7 +16,7 @@ from selenium.webdriver.common.by import By
 from django_outbox.admin import dashboard as dashboard_admin
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent, OutboxPause, OutboxWorker
-from django_outbox.worker.operations import work_off_all
+from django_outbox.worker.housekeeper import work_off_all
 from tests.browser import driving, scene
 from tests.browser.test_dashboard import DASHBOARD, refresh
 from tests.browser.test_path import is_gone, named

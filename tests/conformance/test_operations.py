@@ -29,7 +29,7 @@ from django_outbox.models.bulk import apply_to_batch, work_off
 from django_outbox.models.fields import DatabaseNow, IsDead
 from django_outbox.models.operation import KEPT, condition
 from django_outbox.worker.effects import ask, noted, perform
-from django_outbox.worker.operations import Operations
+from django_outbox.worker.housekeeper import Operations
 from django_outbox.worker.pauses import KnownPauses, end_pauses
 from django_outbox.worker.polling import Wakeup
 from tests.cases import cases
@@ -520,7 +520,7 @@ def test_a_worker_whose_claimer_is_busy_asks_now_and_then(monkeypatch: pytest.Mo
     steps(idle, 2)
     assert dead_left() == 3
     later = time.monotonic() + 200
-    monkeypatch.setattr("django_outbox.worker.operations.monotonic", lambda: later)
+    monkeypatch.setattr("django_outbox.worker.housekeeper.monotonic", lambda: later)
     perform(connection, idle.step())
     monkeypatch.undo()
     steps(idle)
