@@ -117,20 +117,15 @@ class _Answer(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         health = cast("_Server", self.server).get_health()
         path = self.path.partition("?")[0].rstrip("/")
-        if path == "/live":
-            self._send_health(health.is_live, health.dead)
-        elif path == "/ready":
-            self._send_health(health.is_ready, health.dead + health.unready)
+        found = {"/live": health.dead, "/ready": health.dead + health.unready}
+        if path not in found:
+            self._send(404, {"status": "unknown path", "paths": [*found]})
+        elif reasons := found[path]:
+            self._send(503, {"status": "unwell", "reasons": reasons})
         else:
-            self._send(404, {"status": "unknown path", "paths": ["/live", "/ready"]})
+            self._send(200, {"status": "ok"})
 
     do_HEAD = do_GET  # noqa: N815 - the name that http.server looks for
-
-    def _send_health(self, is_well: bool, reasons: tuple[str, ...]) -> None:
-        body: dict[str, Any] = {"status": "ok"}
-        if not is_well:
-            body = {"status": "unwell", "reasons": list(reasons)}
-        self._send(200 if is_well else 503, body)
 
     def _send(self, code: int, body: dict[str, Any]) -> None:
         text = json.dumps(body).encode()

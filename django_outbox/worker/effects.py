@@ -44,11 +44,6 @@ def noted(change: Statement, kind: str, about: str) -> Statement:
     return make
 
 
-def single(statement: Statement) -> Steps[Any]:
-    """Make one statement."""
-    return (yield statement)
-
-
 def act(call: Callable[[], T]) -> Steps[T]:
     """Call what makes no statement of ours."""
     return (yield lambda _: call())  # type: ignore[no-any-return]

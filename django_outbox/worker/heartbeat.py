@@ -27,7 +27,7 @@ from ..models.fields import DatabaseNow
 from ..models.statistics import COUNTS, OUTCOMES, RUN_COLUMNS, WAIT_COLUMNS, bucket
 from ..sql import dialect_of
 from ..sql.values import EVENTS, STREAMS
-from .effects import Steps, Wait, ask, in_turn, single
+from .effects import Steps, Wait, ask, in_turn
 from .gate import Gate, Gates
 from .leases import AT_ONCE, LOCKED_RETRY_TIME, Releases
 
@@ -62,7 +62,9 @@ def renew(releases: Releases) -> Steps[float]:
 
 
 class Heartbeat:
-    """Renews leases, shows that the worker is alive, and writes its statistics.
+    """Renews leases, shows in a row that the worker is alive, and writes its statistics.
+
+    Correctness does not depend on the row. It is made anew if it was removed.
 
     It gives leases back once the worker stops, because its thread exists already: no thread can be
     started at the interpreter's exit. A database that does not answer must not block who stops it.
@@ -70,12 +72,18 @@ class Heartbeat:
 
     def __init__(self, *, releases: Releases, statistics: Statistics, gates: Gates) -> None:
         self._releases, self._held, self._gates = releases, releases.held, gates
-        self._row, self._statistics = WorkerRow(releases, gates), statistics
+        self._statistics = statistics
         self._limited = [each for each in gates if each.rate is not None]
         self._show_at = self._count_at = 0.0  # monotonic
         self._stopping = False  # set by ``begin_stop``
         self._due_after: float | None = None  # set by ``hand_back_in``
         self.released, self.handed_back = 0, 0  # so far; only its thread changes them
+        self._info: dict[str, Any] = {
+            "mode": releases.settings.MODE,
+            "queues": sorted(gates.by_queue),
+            "django": django.get_version(),
+            "python": sys.version.split()[0],
+        }
 
     def step(self) -> Steps[float]:
         started = monotonic()
@@ -91,7 +99,7 @@ class Heartbeat:
 
     def begin_stop(self) -> None:
         """Release unstarted events at each step from now on. Any thread may call it."""
-        self._row.note_stop()
+        self._info["stopping"] = True  # so that its row is not missed if it is killed
         self._show_at, self._stopping = 0.0, True
 
     def hand_back_in(self, seconds: float | None) -> None:
@@ -101,7 +109,7 @@ class Heartbeat:
     def close(self) -> Steps[None]:
         """Write the last statistics, remove the worker's row, give back what is left."""
         yield from in_turn(
-            self._statistics.write(), single(self._row.remove), self._release(), self._hand_back()
+            self._statistics.write(), self._remove(), self._release(), self._hand_back()
         )
 
     # -- the worker's row ------------------------------------------------------------------------
@@ -112,7 +120,7 @@ class Heartbeat:
         Streams are released for workers that have fewer; those that none claims come back.
         """
         if now >= self._show_at:
-            yield self._row.update
+            yield self._update
             self._show_at = now + self._held.lease / 3
             others = yield from self._share_rates()
             self._gates.others = len(others)
@@ -123,12 +131,70 @@ class Heartbeat:
 
     def _share_rates(self) -> Steps[list[dict[str, Any]]]:
         """Divide the rates of queues by the live workers that serve them; return the others."""
-        others: list[dict[str, Any]] = yield self._row.others
+        others: list[dict[str, Any]] = yield self._others
         self._count_at = monotonic() + COUNT_INTERVAL
         for gate in self._limited:
             assert gate.rate is not None
             gate.rate.set_workers(1 + sum(gate.name in each["queues"] for each in others))
         return others
+
+    def _update(self, connection: BaseDatabaseWrapper) -> None:
+        rows = OutboxWorker.objects.using(connection.alias)
+        leases: dict[str, Any] = {"held": len(self._held), "streams": len(self._releases.runs)}
+        leases["threads"] = {each.name: self._threads(each) for each in self._gates}
+        if self._gates.wakeup.suspect_waits:
+            leases["suspect_waits"] = True
+        info = json.dumps({**self._info, **published(), **leases, "running": self._running()})
+        if not rows.filter(pk=self._releases.me).update(heartbeat_at=DatabaseNow(), info=info):
+            worker = OutboxWorker(
+                id=self._releases.me,
+                hostname=socket.gethostname()[:255],
+                pid=os.getpid(),
+                started_at=DatabaseNow(),
+                heartbeat_at=DatabaseNow(),
+                info=info,
+            )
+            rows.bulk_create([worker])  # a plain save would read the times, from Django 6.0 on
+        self._remove_lost(connection)
+
+    def _remove_lost(self, connection: BaseDatabaseWrapper) -> None:
+        """Delete the rows of workers lost a day ago, and the oldest of more than ``MAX_LOST``."""
+        now, rows = dialect_of(connection).clock(), OutboxWorker.objects.using(connection.alias)
+        silent, oldest = now - timedelta(seconds=LOST_AFTER * self._held.lease), now - LOST_KEPT_FOR
+        lost = rows.filter(heartbeat_at__lt=silent).order_by("-heartbeat_at", "pk")
+        kept = lost.filter(heartbeat_at__gte=oldest).values_list("pk", flat=True)[:MAX_LOST]
+        gone = lost.exclude(pk__in=[*kept]).values_list("pk", flat=True)[:MAX_REMOVED]
+        if removed := [*gone]:
+            rows.filter(pk__in=removed).delete()
+
+    def _others(self, connection: BaseDatabaseWrapper) -> list[dict[str, Any]]:
+        """Return what the rows of the other live workers say; standbys do not count."""
+        if self._releases.settings.MODE == "single_node":
+            return []
+        return live_workers(connection.alias, but=self._releases.me)
+
+    def _running(self) -> list[dict[str, Any]]:
+        """Return the events that have run longest, so that users see where a worker hangs."""
+        now = monotonic()
+        longest = sorted(self._held.running(), key=lambda each: each.started_at)[:MAX_RUNNING]
+        return [
+            {
+                "event_type": each.event_type,
+                "id": each.id,
+                "seconds": round(now - each.started_at, 1),
+            }
+            for each in longest
+        ]
+
+    def _threads(self, gate: Gate) -> tuple[int, int]:
+        """Return how many threads of a queue are busy, and how many it has."""
+        threads = gate.settings.WORKERS
+        running = sum(each.queue == gate.name for each in self._held.running())
+        return min(running, max(threads - gate.ready.idle, 0)), threads
+
+    def _remove(self) -> Steps[None]:
+        rows = OutboxWorker.objects.filter(pk=self._releases.me)
+        yield lambda connection: rows.using(connection.alias).delete()
 
     # -- a stop ----------------------------------------------------------------------------------
 
@@ -160,84 +226,6 @@ class Heartbeat:
                 break
             yield Wait(0.01 if wanted > 0 else 0)
         self._held.drop(running)
-
-
-class WorkerRow:
-    """Shows a worker to users and to other workers; correctness does not depend on it.
-
-    It makes its row anew if that was removed, and deletes the rows of lost workers.
-    """
-
-    def __init__(self, releases: Releases, gates: Gates) -> None:
-        self._me, self._held, self._runs = releases.me, releases.held, releases.runs
-        self._gates = gates
-        self._info: dict[str, Any] = {
-            "mode": releases.settings.MODE,
-            "queues": sorted(gates.by_queue),
-            "django": django.get_version(),
-            "python": sys.version.split()[0],
-        }
-
-    def update(self, connection: BaseDatabaseWrapper) -> None:
-        rows = OutboxWorker.objects.using(connection.alias)
-        leases: dict[str, Any] = {"held": len(self._held), "streams": len(self._runs)}
-        leases["threads"] = {each.name: self._threads(each) for each in self._gates}
-        if self._gates.wakeup.suspect_waits:
-            leases["suspect_waits"] = True
-        info = json.dumps({**self._info, **published(), **leases, "running": self._running()})
-        if not rows.filter(pk=self._me).update(heartbeat_at=DatabaseNow(), info=info):
-            worker = OutboxWorker(
-                id=self._me,
-                hostname=socket.gethostname()[:255],
-                pid=os.getpid(),
-                started_at=DatabaseNow(),
-                heartbeat_at=DatabaseNow(),
-                info=info,
-            )
-            rows.bulk_create([worker])  # a plain save would read the times, from Django 6.0 on
-        self._remove_lost(connection)
-
-    def note_stop(self) -> None:
-        """Have the next update say that this worker stops: it is not missed if it is killed."""
-        self._info["stopping"] = True
-
-    def _remove_lost(self, connection: BaseDatabaseWrapper) -> None:
-        """Delete the rows of workers lost a day ago, and the oldest of more than ``MAX_LOST``."""
-        now, rows = dialect_of(connection).clock(), OutboxWorker.objects.using(connection.alias)
-        silent, oldest = now - timedelta(seconds=LOST_AFTER * self._held.lease), now - LOST_KEPT_FOR
-        lost = rows.filter(heartbeat_at__lt=silent).order_by("-heartbeat_at", "pk")
-        kept = lost.filter(heartbeat_at__gte=oldest).values_list("pk", flat=True)[:MAX_LOST]
-        gone = lost.exclude(pk__in=[*kept]).values_list("pk", flat=True)[:MAX_REMOVED]
-        if removed := [*gone]:
-            rows.filter(pk__in=removed).delete()
-
-    def others(self, connection: BaseDatabaseWrapper) -> list[dict[str, Any]]:
-        """Return what the rows of the other live workers say; standbys do not count."""
-        if self._info["mode"] == "single_node":
-            return []
-        return live_workers(connection.alias, but=self._me)
-
-    def _running(self) -> list[dict[str, Any]]:
-        """Return the events that have run longest, so that users see where a worker hangs."""
-        now = monotonic()
-        longest = sorted(self._held.running(), key=lambda each: each.started_at)[:MAX_RUNNING]
-        return [
-            {
-                "event_type": each.event_type,
-                "id": each.id,
-                "seconds": round(now - each.started_at, 1),
-            }
-            for each in longest
-        ]
-
-    def _threads(self, gate: Gate) -> tuple[int, int]:
-        """Return how many threads of a queue are busy, and how many it has."""
-        threads = gate.settings.WORKERS
-        running = sum(each.queue == gate.name for each in self._held.running())
-        return min(running, max(threads - gate.ready.idle, 0)), threads
-
-    def remove(self, connection: BaseDatabaseWrapper) -> None:
-        OutboxWorker.objects.using(connection.alias).filter(pk=self._me).delete()
 
 
 class Statistics:

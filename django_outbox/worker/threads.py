@@ -32,7 +32,7 @@ CONFLICTS = 10  # in a row, after which one is an error like any other
 CONFLICT_PAUSE = 0.02  # seconds at most until a step that another node has beaten is tried again
 WAIT_TIMEOUT = 0.2  # seconds of one wait for a notification; a stop may have to wait as long
 COMMIT_MARGIN = 0.005  # seconds after a writer's quiet interval; what it wrote is committed by then
-LOG_FACTOR = 8  # log the 1st, 8th, 64th of consecutive errors, as an outage affects all threads
+LOGGED = {8**power for power in range(9)}  # of consecutive errors, as an outage affects all threads
 
 
 class Loop:
@@ -58,10 +58,9 @@ class Loop:
         self._sessions = sessions or BrokenSessions()  # those of the same worker
         self._woken = woken or threading.Event()  # set by ``wake``
         self.stopping = False  # set by ``stop``
-        self._connected_at = monotonic()  # only the thread sets this and the next six
+        self._connected_at = monotonic()  # only the thread sets this and the next five
         self._conflicts = 0  # consecutive
         self._errors = 0  # consecutive
-        self._next_logged = 1  # the number of consecutive errors that is logged next
         self._error = ""  # the class of the last one
         self._step_began: float | None = None  # monotonic; when the step began that runs now
         self._has_succeeded = False  # a step has succeeded
@@ -156,8 +155,7 @@ class Loop:
             self._step_began = None
         if self._errors:
             logger.warning("%s works again errors=%d", self.name, self._errors)
-        self._errors, self._next_logged, self._has_succeeded = 0, 1, True
-        self._conflicts = 0
+        self._errors, self._conflicts, self._has_succeeded = 0, 0, True
         return pause
 
     def _reconnect(self) -> None:
@@ -187,8 +185,7 @@ class Loop:
         first, most = BACKOFF
         most = min(most, current().LEASE / 6)  # no longer, because the heartbeat must renew leases
         pause: float = min(first * 2 ** min(self._errors - 1, 10), most)
-        if self._errors == self._next_logged:
-            self._next_logged *= LOG_FACTOR
+        if self._errors in LOGGED:
             logger.error(
                 "%s failed error=%s times=%d next_try=%.1fs",
                 self.name,

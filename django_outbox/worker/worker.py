@@ -185,17 +185,15 @@ class Worker:
         logger.info("worker started id=%s alias=%s", self.id, self.alias)
         announce(worker_started, sender=self.alias, worker_id=self.id, worker=self)
 
-    def stop(
-        self, timeout: float | None = None, *, hurry: Callable[[], bool] = lambda: False
-    ) -> bool:
+    def stop(self, timeout: float | None = None) -> bool:
         """Stop claiming, wait for running listeners, then hand back what has not ended.
 
-        Wait for at most ``timeout`` seconds (default: ``DRAIN_TIMEOUT``), or until ``hurry()`` is
-        true. Return whether nothing had to be handed back. No thread can be interrupted, so a
-        listener may run on: its event becomes due when its lease ends, and its result is refused.
+        Wait for at most ``timeout`` seconds (default: ``DRAIN_TIMEOUT``). Return whether nothing
+        had to be handed back. No thread can be interrupted, so a listener may run on: its event
+        becomes due when its lease ends, and its result is refused.
         """
         until = time.monotonic() + (self.settings.DRAIN_TIMEOUT if timeout is None else timeout)
-        finished = self.finish(lambda: hurry() or time.monotonic() > until)
+        finished = self.finish(lambda: time.monotonic() > until)
         self.hand_back()
         return finished
 
