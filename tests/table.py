@@ -15,7 +15,7 @@ from django.db.models import F, Model
 from django.db.models.functions import Coalesce
 
 import django_outbox as outbox
-from django_outbox.delivery.lease import Lease, lease_from_row, row_run
+from django_outbox.delivery.lease import Lease, columns_of, lease_from_row, row_run
 from django_outbox.events import least_id, new_id, stream_of
 from django_outbox.listeners import registry
 from django_outbox.listeners.history import Entry, entries, normalised, with_entries
@@ -318,7 +318,7 @@ def events_of(rows: Iterable[Row], me: str = "me") -> list[Lease]:
     """Return the events of claimed rows, each leased for long."""
     runs = [row_run(each, deadline=1e12, me=me) for each in rows]
     pairs = zip(rows, runs, strict=True)
-    return [lease_from_row(each, FULL, run=run, me=me) for each, run in pairs]
+    return [lease_from_row(each, columns_of(FULL), run=run, me=me) for each, run in pairs]
 
 
 def claimed(me: str = "me", **more: Any) -> Claimed:

@@ -16,7 +16,7 @@ import django_outbox as outbox
 from django_outbox import hooks
 from django_outbox.clocks import monotonic
 from django_outbox.conf import Settings
-from django_outbox.delivery.lease import Lease, Run, lease_from_row, row_run
+from django_outbox.delivery.lease import Lease, Run, columns_of, lease_from_row, row_run
 from django_outbox.events import Event
 from django_outbox.models import OutboxEvent, OutboxStream
 from django_outbox.sql import dialect_of
@@ -130,7 +130,7 @@ def test_no_thread_starts_what_is_just_being_put_back(monkeypatch: pytest.Monkey
     found = dialect_of(connection).claim(Claim(me="me", lease=30, branches=[Branch("default", 1)]))
     (leased_row,) = found.rows
     run = row_run(leased_row, deadline=monotonic() + 20, me="me")
-    waiting = lease_from_row(leased_row, FULL, run=run, me="me")
+    waiting = lease_from_row(leased_row, columns_of(FULL), run=run, me="me")
     waiting.claimed_at -= 10
     held = Held(30)
     held.add_rows([waiting])

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from functools import lru_cache
 from math import inf
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -262,7 +262,7 @@ def row_run(row: Sequence[Any], *, deadline: float, me: str) -> Run:
 
 def lease_from_row(
     row: Sequence[Any],
-    columns: tuple[str, ...],
+    columns: Columns,
     *,
     run: Run,
     me: str,
@@ -277,7 +277,7 @@ def lease_from_row(
     if hot is not None:
         given = [getattr(hot, name) for name in HOT]
         row = (*row, *given, hot.headers, hot._payload_text, "hot", None, None)
-    positions, read = _positions(columns, hot is not None)
+    positions, read, is_keyed = columns
     event_id, event_type, aggregate, rescues, title, routes, history, key, place, text = read(row)
     return Lease(
         row=row,
@@ -294,7 +294,7 @@ def lease_from_row(
         routes=routes or "",
         history=history,
         key=key,
-        stream=place if "seq" in positions else None,
+        stream=place if is_keyed else None,
         slot=place if place is not None and is_slot(place) else None,
         claimed_at=monotonic() if claimed_at is None else claimed_at,
         payload_bytes=len(text),
@@ -306,15 +306,18 @@ def of_rows(leases: Iterable[Lease]) -> dict[str, Any]:
     return {each.id: each.locked_at for each in leases}
 
 
-@lru_cache(maxsize=16)
-def _positions(
-    columns: tuple[str, ...], hot: bool
-) -> tuple[Mapping[str, int], Callable[[Sequence[Any]], tuple[Any, ...]]]:
-    """Return the positions of a claimed row's columns, and what reads those that a lease has.
+class Columns(NamedTuple):
+    """The columns of claimed rows."""
 
-    ``available_at`` is its due time.
-    """
+    positions: Mapping[str, int]  # in the row, by name; ``available_at`` is its due time
+    read: Callable[[Sequence[Any]], tuple[Any, ...]]  # reads those that a lease has
+    is_keyed: bool  # the rows are of a stream
+
+
+@lru_cache(maxsize=16)
+def columns_of(columns: tuple[str, ...], *, hot: bool = False) -> Columns:
+    """Return the columns of claimed rows; a hot event supplies some."""
     names = (*columns, *TAIL, *([*HOT_COLUMNS, "source", "key", "stream"] if hot else []))
     positions = {name: place for place, name in enumerate(names)}
     read = itemgetter(*(positions[name] for name in LEASED))
-    return {**positions, "available_at": positions["due_at"]}, read
+    return Columns({**positions, "available_at": positions["due_at"]}, read, "seq" in positions)

@@ -11,7 +11,7 @@ from typing import Any
 
 from .. import doorbell
 from ..clocks import monotonic
-from ..delivery.lease import Lease, Run, lease_from_row, row_run
+from ..delivery.lease import Lease, Run, columns_of, lease_from_row, row_run
 from ..delivery.route import dead_after_rescues
 from ..events import Event, split_stream, stored_instant
 from ..listeners.outcomes import Decision, Status
@@ -86,7 +86,7 @@ class Claims:
         deadline, by_id = self._held.deadline(monotonic()), hot or {}
         self._held.begin_claim()
         found: Claimed = yield ask("claim", claim)
-        now, columns = monotonic(), claim.columns
+        now, columns = monotonic(), columns_of(claim.columns, hot=hot is not None)
         leases = [
             lease_from_row(
                 row,
@@ -344,7 +344,8 @@ class Claims:
         due, was = next_try or row[FIRST_DUE] or row[CREATED], None
         if is_head:
             was, run.lost_worker = run.lost_worker, None
-        lease = lease_from_row((*row[:ROUTED_UNTIL], due, was, now), KEYED, run=run, me=self._me)
+        claimed = (*row[:ROUTED_UNTIL], due, was, now)
+        lease = lease_from_row(claimed, columns_of(KEYED), run=run, me=self._me)
         lease.rescues = run.rescues if is_head else 0
         lease.queue = expected_queue(row[LISTENER], row[ROW_QUEUE])
         return lease

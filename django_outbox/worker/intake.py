@@ -30,7 +30,7 @@ from functools import partial
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..clocks import monotonic
-from ..delivery.lease import Lease, lease_from_row, of_rows, row_run
+from ..delivery.lease import Lease, columns_of, lease_from_row, of_rows, row_run
 from ..events import SLOT_PREFIX, slot_of, stream_of
 from ..listeners.history import Entry, with_entries
 from ..listeners.queues import UNROUTED, Route, missing_of, receipt_of, routes_of
@@ -119,7 +119,7 @@ def _lease_newest(
             tail = (replaced.row[replaced.positions["due_at"]], None, replaced.locked_at)
             found = (*row, *tail)
             run = row_run(found, deadline=deadline, me=one.owner)
-            lease = lease_from_row(found, FULL, run=run, me=one.owner)
+            lease = lease_from_row(found, columns_of(FULL), run=run, me=one.owner)
             lease.queue, lease.slot = replaced.queue, replaced.slot
             slots[replaced.slot or ""][lease.id] = lease
 

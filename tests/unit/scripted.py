@@ -7,7 +7,7 @@ from typing import Any
 
 from django.db import connections
 
-from django_outbox.delivery.lease import Lease, Run, lease_from_row, row_run
+from django_outbox.delivery.lease import Lease, Run, columns_of, lease_from_row, row_run
 from django_outbox.sql.values import FULL, KEYED, STREAMS
 
 SCRIPTED = "scripted"  # the alias of the database, and its vendor
@@ -83,4 +83,4 @@ def lease(event_id: str = "a", *, of: Run | None = None, deadline: float = 10_00
     columns = FULL if of is None else KEYED
     found = claimed_row(event_id, columns, key=key, stream=name, seq=1)
     run = run_of(found, deadline=deadline) if of is None else of
-    return lease_from_row(found, columns, run=run, me="me")
+    return lease_from_row(found, columns_of(columns), run=run, me="me")

@@ -13,7 +13,7 @@ from unittest.mock import Mock
 import pytest
 
 from django_outbox.conf import Settings
-from django_outbox.delivery.lease import Lease, lease_from_row
+from django_outbox.delivery.lease import Lease, columns_of, lease_from_row
 from django_outbox.listeners.outcomes import DONE
 from django_outbox.sql.values import FULL, KEYED, Branch, Claimed, StreamRows
 from django_outbox.worker.claims import Claims
@@ -189,7 +189,7 @@ def test_a_claim_brings_nothing_back_that_has_ended_as_done_since_it_began() -> 
     held.begin_claim()
     held.settled([(first, DONE)])
     found = claimed_row("a", was="me")
-    again = lease_from_row(found, FULL, run=run_of(found), me="me")
+    again = lease_from_row(found, columns_of(FULL), run=run_of(found), me="me")
     assert held.add_rows([again]) == []
     assert not len(held)
     held.begin_claim()  # the next claim leases it for another reason
