@@ -16,11 +16,11 @@ import django_outbox as outbox
 from django_outbox import hooks
 from django_outbox.clocks import monotonic
 from django_outbox.conf import Settings
-from django_outbox.delivery.lease import Lease, Run, columns_of, lease_from_row, row_run
+from django_outbox.delivery.lease import Lease, columns_of, lease_from_row, row_run
 from django_outbox.events import Event
 from django_outbox.models import OutboxEvent, OutboxStream
 from django_outbox.sql import dialect_of
-from django_outbox.sql.values import EVENTS, FULL, Branch, Claim
+from django_outbox.sql.values import FULL, Branch, Claim
 from django_outbox.worker.effects import perform
 from django_outbox.worker.gate import BUSY_AFTER
 from django_outbox.worker.gate import Gate as QueueGate
@@ -33,6 +33,7 @@ from django_outbox.worker.runs import Runs
 from tests.fleet import wait_until
 from tests.surroundings import gated
 from tests.table import in_thread, insert, keyed, listening, row, statuses, stream, write
+from tests.unit.scripted import lease
 from tests.waiting import Gate
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -206,30 +207,11 @@ def test_offers_are_bounded_by_their_payloads_too() -> None:
     assert len(woken) == 5
 
 
-def lease(event_id: str, size: int, **given: Any) -> Lease:
-    return Lease(
-        row=(),
-        positions={},
-        id=event_id,
-        event_id=event_id,
-        event_type="x",
-        aggregate_type="y",
-        owner="me",
-        run=Run(
-            table=EVENTS, id=event_id, queue="default", locked_at=None, deadline=monotonic() + 10
-        ),
-        rescued=False,
-        rescues=0,
-        payload_bytes=size,
-        **given,
-    )
-
-
 def test_a_busy_thread_is_told_from_an_idle_one() -> None:
     gate = gate_of(Settings(), held := Held(30))
     held.load("default").last_start = monotonic() - 2 * BUSY_AFTER
     assert gate.room(monotonic())  # nothing is in flight
-    held.add_rows([lease("a", 10)])
+    held.add_rows([lease()])
     assert not gate.room(monotonic())
     taker = in_thread(lambda: gate.ready.take(30))
     wait_until(lambda: gate.ready.idle == 1, what="an idle thread")

@@ -202,8 +202,7 @@ class Delivery:
             self._conclude_fallback(call, answer)
             return
         if answer is None and call.committed is None and listener.batching is None:
-            if self._report is not None:  # as nearly all end; the rest takes longer
-                self._report(listener, DONE)
+            self._count(DONE)  # as nearly all end; the rest takes longer
             self._record(part[0], DONE)
             return
         failed = isinstance(answer, BaseException)

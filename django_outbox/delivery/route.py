@@ -103,7 +103,7 @@ def unroutable(lease: Lease, settings: Settings, alias: str) -> Decision:
         return decision
     if is_published(title, live_workers(alias)):
         return _deferred(lease, error, settings.UNROUTABLE_GRACE)
-    if decision is DONE or len(lease.routes.split()) == 1:
+    if decision is DONE or len((lease.routes or "").split()) == 1:
         return decision
     text = clean(f"{DISCARDED} {decision.error}")
     return replace(decision, status=Status.DONE, error=text, outcome="discarded")

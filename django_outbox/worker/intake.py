@@ -140,7 +140,7 @@ def complete(leases: Iterable[Lease]) -> Steps[set[str]]:
     """
     queues: set[str] = set()
     unrouted: defaultdict[tuple[str, str, str], list[Lease]] = defaultdict(list)
-    whole: set[tuple[str, str, str | None, str]] = set()
+    whole: set[tuple[str, str, str | None, str | None]] = set()
     for lease in leases:
         given = lease.aggregate_type, lease.event_type, lease.listener, lease.routes
         if given in whole or is_whole(*given):
@@ -187,7 +187,7 @@ def _complete(connection: BaseDatabaseWrapper, lease: Lease) -> set[str]:
     """
     dialect = dialect_of(connection)
     with all_or_nothing(connection):
-        missing = missing_of(lease.aggregate_type, lease.event_type, lease.routes)
+        missing = missing_of(lease.aggregate_type, lease.event_type, lease.routes or "")
         dialect.touch(_places([lease], missing))
         receipts = dialect.lock_event(lease.event_id)
         given = {each for text in receipts.values() for each in text.split()}
