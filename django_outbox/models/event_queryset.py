@@ -15,6 +15,7 @@ from ..conf import Settings, current
 from ..events import spellings
 from ..listeners.outcomes import UNSETTLED, Status
 from ..signals import announce, events_discarded, events_purged, events_replayed
+from ..sql.values import in_parts
 from .deliver_to import deliver_parts, registered
 from .fields import DatabaseNow, IsDead, IsIndexed, IsRescued, age
 from .operation import By, OutboxOperation, acting
@@ -65,9 +66,9 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
         every, given = self._all_rows(), [spellings(str(each)) for each in ids]
         texts = [*dict.fromkeys(text for each in given for text in each)]
         found = dict[str, str]()  # the event's id, by the row's
-        for start in range(0, len(texts), IDS_PER_QUERY):
+        for some in in_parts(texts, IDS_PER_QUERY):
             named = Q()
-            for each in texts[start : start + IDS_PER_QUERY]:
+            for each in some:
                 named |= Q(pk=each) | _of_event(each)
             found.update(every.filter(named).values_list("pk", "event_id"))
         stored = {*found, *found.values()}
@@ -226,10 +227,8 @@ class OutboxQuerySet(TableQuerySet["OutboxEvent"]):
         values = {"available_at": DatabaseNow(), "locked_by": None, "locked_at": None}
         leased = rows.filter(locked_by__isnull=False)
         count = alone(leased, lambda rows: rows.update_by_id(**values), act)
-        keys = rows._names()
-        for start in range(0, len(keys), BATCH_SIZE):
-            count += self._streams(keys[start : start + BATCH_SIZE]).release(by=act)
-        return count
+        names = in_parts(rows._names(), BATCH_SIZE)
+        return count + sum(self._streams(some).release(by=act) for some in names)
 
     def purge(self) -> int:
         """Delete the finished events among these that are past their retention; return how many."""

@@ -157,36 +157,39 @@ def age(instant: datetime, now: datetime) -> float:
     return max((now - instant).total_seconds(), 0.0)
 
 
-class IsIndexed(Lookup):
-    """The status condition of the key index: the statuses whose events it contains.
+class Worded(Lookup):
+    """A condition on a column, word for word as in the index that it is for.
 
     SQLite uses a partial index only if a query repeats its condition word for word.
     """
 
     prepare_rhs = False
+    words: str
 
     def __init__(self, name: str) -> None:
         super().__init__(F(name), True)
 
     def as_sql(self, compiler: Any, connection: Any) -> Any:
         sql, params = self.process_lhs(compiler, connection)
-        return f"{sql} IN (0, 2, 3)", params
+        return f"{sql} {self.words}", params
 
 
-class IsDead(IsIndexed):
-    """The status condition of dead events, word for word as in their index."""
+class IsIndexed(Worded):
+    """The status of an event that is in the index of streams."""
 
-    def as_sql(self, compiler: Any, connection: Any) -> Any:
-        sql, params = self.process_lhs(compiler, connection)
-        return f"{sql} = 3", params
+    words = "IN (0, 2, 3)"
 
 
-class IsRescued(IsIndexed):
-    """The condition of events that workers were lost with, word for word as in their index."""
+class IsDead(Worded):
+    """The status of a dead event."""
 
-    def as_sql(self, compiler: Any, connection: Any) -> Any:
-        sql, params = self.process_lhs(compiler, connection)
-        return f"{sql} >= 1", params
+    words = "= 3"
+
+
+class IsRescued(Worded):
+    """The rescues of an event that workers were lost with."""
+
+    words = ">= 1"
 
 
 class PendingIndex(Index):

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -35,13 +34,12 @@ LEASED: Final = Q(DUE_LATER, locked_by__isnull=False)
 PARKED: Final = Q(queue__gt=PARKED_START, queue__lt=PARKED_END)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resumed:
+class Resumed(NamedTuple):
     """The outcome of a resume."""
 
-    pauses: int  # that ended
-    events: int  # without a key that waited for it
-    streams: int  # that waited for it
+    pauses: int = 0  # that ended
+    events: int = 0  # without a key that waited for it
+    streams: int = 0  # that waited for it
 
 
 class PauseQuerySet(TableQuerySet["OutboxPause"]):
@@ -75,28 +73,15 @@ class PauseQuerySet(TableQuerySet["OutboxPause"]):
         end = "" if until is None else f" until {until.isoformat(' ', 'seconds')}"
         about = f"{kind} {name}{end}{': ' * bool(reason)}{reason}"
         with dialect_of(connections[alias]).read_committed():
+            new = {"reason": reason, "paused_by": by[:MAX_NAME_LENGTH], "paused_at": now}
             _, is_new = self.using(alias).get_or_create(
-                kind=kind,
-                name=name,
-                defaults={
-                    "reason": reason,
-                    "paused_by": by[:MAX_NAME_LENGTH],
-                    "paused_at": now,
-                    "until": until,
-                },
+                kind=kind, name=name, defaults={**new, "until": until}
             )
             if is_new:
                 self._log().note(OutboxOperation.Kind.PAUSE, about, by=by)
         if is_new:
-            announce(
-                delivery_paused,
-                sender=alias,
-                kind=kind,
-                name=name,
-                reason=reason,
-                by=by,
-                until=until,
-            )
+            given = {"kind": kind, "name": name, "reason": reason, "by": by, "until": until}
+            announce(delivery_paused, sender=alias, **given)
         return is_new
 
     def ended(self) -> PauseQuerySet:
@@ -109,12 +94,7 @@ class PauseQuerySet(TableQuerySet["OutboxPause"]):
         ``by``: who does. If it is interrupted, a worker moves the rest. What waits in a queue that
         was paused needs no change: workers claim from it again.
         """
-        batches = [*self.resume_batches(by=by)]
-        return Resumed(
-            pauses=sum(each.pauses for each in batches),
-            events=sum(each.events for each in batches),
-            streams=sum(each.streams for each in batches),
-        )
+        return Resumed(*map(sum, zip(Resumed(), *self.resume_batches(by=by), strict=True)))
 
     def resume_batches(self, *, by: str = "") -> Iterator[Resumed]:
         """End these pauses as ``resume`` does; yield the outcome of each step, which is short.
@@ -132,7 +112,7 @@ class PauseQuerySet(TableQuerySet["OutboxPause"]):
                 if not every.filter(pk=pk).delete()[0]:
                     continue
                 operation = self._log().note(ended, f"{kind} {name}", by=by)
-            yield Resumed(pauses=1, events=0, streams=0)
+            yield Resumed(pauses=1)
             count = 0
             for batch in bring_home(connections[alias], pk):
                 count += batch.events + batch.streams
@@ -152,9 +132,9 @@ def bring_home(connection: BaseDatabaseWrapper, pause: int) -> Iterator[Resumed]
     if dialect.keep_pauses([pause]):
         return
     while events := dialect.unpark(EVENTS, pause=pause, limit=AT_ONCE):
-        yield Resumed(pauses=0, events=events, streams=0)
+        yield Resumed(events=events)
     while streams := dialect.unpark(STREAMS, pause=pause, limit=AT_ONCE):
-        yield Resumed(pauses=0, events=0, streams=streams)
+        yield Resumed(streams=streams)
 
 
 def in_held_queue() -> Q:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -19,6 +19,7 @@ from ..listeners.outcomes import Status
 from ..queue_settings import is_rate, per_second
 from ..signals import announce
 from ..sql import dialect_of
+from ..sql.values import in_parts
 from .fields import DatabaseNow, ExactTextField, UTCDateTimeField
 
 if TYPE_CHECKING:
@@ -85,14 +86,13 @@ def replay_rows(rows: OutboxQuerySet, *, by: str, spacing: Spacing | None = None
     return len(ids)
 
 
-def due_times(ids: list[str], times: Mapping[str, datetime]) -> Iterator[tuple[list[str], Any]]:
+def due_times(ids: list[str], times: Mapping[str, datetime]) -> Iterator[tuple[Sequence[str], Any]]:
     """Yield some of the ids with the expression of their due times, until all are yielded."""
     if not times:
         yield ids, DatabaseNow()
         return
-    for start in range(0, len(ids), EVENTS_PER_STATEMENT):
-        some = ids[start : start + EVENTS_PER_STATEMENT]
-        field = UTCDateTimeField()
+    field = UTCDateTimeField()
+    for some in in_parts(ids, EVENTS_PER_STATEMENT):
         yield some, Case(*(When(pk=pk, then=Value(times[pk], field)) for pk in some))
 
 
@@ -125,11 +125,16 @@ def alone(rows: OutboxQuerySet, change: Change, act: OutboxOperation) -> int:
 
     Each batch is one transaction, with its count in the log of operations.
     """
-    alias, rows, count = rows._write_alias(), rows.filter(ALONE), 0
+    return in_batches(rows.filter(ALONE), change, act)
+
+
+def in_batches(rows: Any, change: Callable[[Any], int], act: OutboxOperation) -> int:
+    """Apply a change to events or streams as ``alone`` does."""
+    alias, count = rows._write_alias(), 0
     ids = sorted(rows.order_by().values_list("pk", flat=True))
-    for start in range(0, len(ids), BATCH_SIZE):
+    for some in in_parts(ids, BATCH_SIZE):
         with transaction.atomic(using=alias):
-            changed = change(rows.filter(pk__in=ids[start : start + BATCH_SIZE]))
+            changed = change(rows.filter(pk__in=some))
             count += act.counted(changed, using=alias)
     return count
 
@@ -143,8 +148,7 @@ def in_streams(rows: OutboxQuerySet, change: Change, act: OutboxOperation) -> in
     connection, count = rows._connection(), 0
     ordered = rows.exclude(ALONE).order_by("stream", "seq").values_list("pk", "stream")
     found = [(pk, stream) for pk, stream in ordered if stream is not None]
-    for start in range(0, len(found), BATCH_SIZE):
-        batch = found[start : start + BATCH_SIZE]
+    for batch in in_parts(found, BATCH_SIZE):
         with transaction.atomic(using=connection.alias):
             dialect_of(connection).wake_streams([stream for _, stream in batch])
             changed = change(rows.filter(pk__in=[pk for pk, _ in batch]))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
-from django.db import connections, models, transaction
+from django.db import connections, models
 from django.db.models import Exists, OuterRef, Q
 
 from ..conf import DAY, Settings, current
@@ -18,7 +18,7 @@ from .fields import DatabaseNow, IsIndexed, age
 from .operation import By, OutboxOperation, acting
 from .pause_queryset import in_held_queue
 from .queryset import TableQuerySet
-from .replay import BATCH_SIZE
+from .replay import in_batches
 
 if TYPE_CHECKING:
     from . import OutboxEvent, OutboxStream  # noqa: F401 - named in a string below
@@ -80,16 +80,10 @@ class StreamQuerySet(TableQuerySet["OutboxStream"]):
         The previous owner can no longer settle their events. Use this for a worker that is known
         to be gone.
         """
-        alias, now = self._write_alias(), DatabaseNow()
-        leased = self.using(alias).filter(locked_by__isnull=False)
-        names, count = [*leased.values_list("pk", flat=True)], 0
-        act = acting(OutboxOperation.Kind.RELEASE, by, self)
-        for start in range(0, len(names), BATCH_SIZE):
-            some = leased.filter(pk__in=names[start : start + BATCH_SIZE])
-            with transaction.atomic(using=alias):
-                changed = some.update_by_id(due_at=now, locked_by=None, locked_at=now)
-                count += act.counted(changed, using=alias)
-        return count
+        now, act = DatabaseNow(), acting(OutboxOperation.Kind.RELEASE, by, self)
+        free = {"due_at": now, "locked_by": None, "locked_at": now}
+        leased = self.using(self._write_alias()).filter(locked_by__isnull=False)
+        return in_batches(leased, lambda rows: rows.update_by_id(**free), act)
 
     def expired_condition(self, settings: Settings) -> Q:
         """Return the condition of streams that were idle for a day and have no unfinished events.

@@ -43,6 +43,7 @@ logger = logging.getLogger("django_outbox")
 
 
 class EventLeases(Statements):
+    has_due_time = "{} IS NOT NULL"  # the condition of the partial indexes, if there are any
     unindexed = ""  # before a column that is to be tested, but not sought in its index
 
     # The claim here is a SELECT without locks, then a conditional UPDATE by key: if several workers
@@ -63,13 +64,9 @@ class EventLeases(Statements):
 
     def _select_due(self, claim: Claim, *, skip_locked: bool = False) -> tuple[list[Row], set[str]]:
         """Return the due rows, and of which queues only some."""
-        table = claim.table
-        name = self._by_due(table) if claim.ids is None else self._table(table.name)
-        columns = self._columns([*claim.columns, table.due, "locked_by"])
         lock = self._skip_locked if skip_locked else ""
-        select = f"SELECT {columns}, {self.now} FROM {name} WHERE"
-        branches = [(f"{select} {where}{lock}", given) for where, given in self._branches(claim)]
-        sql, params = self._union(branches)
+        branches = self._branches(claim)
+        sql, params = self._union([(f"{select}{lock}", given) for select, given in branches])
         with self.connection.cursor() as cursor:
             cursor.execute(sql, params)
             some = iter(lambda: [*cursor.fetchmany(AT_ONCE)], [])
@@ -179,10 +176,8 @@ class EventLeases(Statements):
         selects = []
         for table in (EVENTS, STREAMS):
             for queue in queues:
-                due, given = self._in_queue(queue, column=table.due, until=(self.now, []))
-                sql = f"""SELECT '{table.name}', MAX(queue) FROM (
-                    SELECT queue, rescues, locked_by FROM {self._by_due(table)} WHERE {due}
-                    ORDER BY {self.by_queue}{table.order} LIMIT %s) due
+                due, given = self._now_due(table, queue, "queue, rescues, locked_by")
+                sql = f"""SELECT '{table.name}', MAX(queue) FROM ({due} LIMIT %s) due
                     WHERE {RescueState.SUSPECT.value}"""
                 selects.append((sql, [*given, limit, me]))
         tables, found = {each.name: each for each in (EVENTS, STREAMS)}, self._rows_of_each(selects)
@@ -205,16 +200,16 @@ class EventLeases(Statements):
         """Return whether a row or a stream of the queue is due."""
         return bool(self._first_of_each([queue], until=(self.now, [])))
 
-    def _first_of_each(self, queues: Sequence[str], **bounds: SQL) -> list[Row]:
+    def _first_of_each(
+        self, queues: Sequence[str], *, after: SQL | None = None, until: SQL | None = None
+    ) -> list[Row]:
         """Return queue, due time and clock of the first row and stream of each queue in bounds."""
         selects = []
         for queue in queues:
             for table in (EVENTS, STREAMS):
-                due, given = self._in_queue(queue, column=table.due, **bounds)
-                sql = f"""SELECT queue, {self._in_utc(table.due)}, {self._in_utc(self.now)}
-                    FROM {self._by_due(table)} WHERE {due}
-                    ORDER BY {self.by_queue}{table.due} LIMIT 1"""
-                selects.append((sql, given))
+                columns = f"queue, {self.in_utc.format(table.due)}, {self.in_utc.format(self.now)}"
+                sql, given = self._due_first(table, queue, columns, after=after, until=until)
+                selects.append((f"{sql} LIMIT 1", given))
         return self._rows_of_each(selects)
 
     def other_queues(self, *, known: Collection[str]) -> list[str]:
@@ -246,25 +241,19 @@ class EventLeases(Statements):
             for table in (EVENTS, STREAMS):
                 below, more = ("", []) if high is None else ("AND queue < %s ", [high])
                 sql = f"""SELECT queue FROM {self._by_due(table)} WHERE queue > %s {below}
-                    AND {self._has_due_time(table.due)} ORDER BY queue, {table.due} LIMIT 1"""
+                    AND {self.has_due_time.format(table.due)} ORDER BY queue, {table.due} LIMIT 1"""
                 selects.append((sql, [low, *more]))
         return {row[0] for row in self._rows_of_each(selects)}
 
     def move(self, table: Table, *, of: str, queue: str, limit: int) -> int:
         """Move unlocked rows of a table that are due from one queue to another; return how many."""
-        due, params = self._in_queue(of, column=table.due, until=(self.now, []))
-        sql = f"""SELECT {table.key} FROM {self._by_due(table)} WHERE {due}
-            ORDER BY {self.by_queue}{table.order} LIMIT %s"""
-        keys = [row[0] for row in self._rows(sql, [*params, limit])]
+        sql, params = self._now_due(table, of, table.key)
+        keys = [row[0] for row in self._rows(f"{sql} LIMIT %s", [*params, limit])]
         if not keys:
             return 0
         one_of, given = self._one_of(keys, table.key)
         where = (f"{one_of} AND queue = %s AND {table.due} <= {self.now}", [*given, of])
         return self._update_unlocked(table.name, changes=("queue = %s", [queue]), where=where)
-
-    def _has_due_time(self, column: str) -> str:
-        """Return the condition of the partial indexes; where there are none, one that holds."""
-        return f"{column} IS NOT NULL"
 
     def _wanted(self, claim: Claim) -> SQL:
         """Return what a claim wants of rows besides their queues and due times, after an AND."""
@@ -285,18 +274,22 @@ class EventLeases(Statements):
         return "".join(f" AND {each}" for each in where), params
 
     def _branches(self, claim: Claim) -> list[SQL]:
-        """Return the condition of each branch of a claim, followed by its order."""
+        """Return the SELECT of each branch of a claim."""
+        columns = self._columns([*claim.columns, claim.table.due, "locked_by"])
+        columns = f"{columns}, {self.now}"
         until, (wanted, wanted_params) = self._until(claim.at), self._wanted(claim)
         table = claim.table
         if claim.ids is not None:
-            sql = f"{table.due} <= {until[0]}{wanted} ORDER BY {table.order}"
-            return [(f"{sql} LIMIT %s", [*until[1], *wanted_params, len(claim.ids)])]
+            sql = f"""SELECT {columns} FROM {self._table(table.name)}
+                WHERE {table.due} <= {until[0]}{wanted} ORDER BY {table.order} LIMIT %s"""
+            return [(sql, [*until[1], *wanted_params, len(claim.ids)])]
         found = []
         for branch in claim.branches:
             after = None if branch.since is None else (self.now_plus, [-branch.since])
-            due, params = self._in_queue(branch.queue, column=table.due, after=after, until=until)
-            sql = f"{due}{wanted} ORDER BY {self.by_queue}{table.order} LIMIT %s"
-            found.append((sql, [*params, *wanted_params, branch.limit]))
+            sql, params = self._due_first(
+                table, branch.queue, columns, more=wanted, after=after, until=until
+            )
+            found.append((f"{sql} LIMIT %s", [*params, *wanted_params, branch.limit]))
         return found
 
     @property

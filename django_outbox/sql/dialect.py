@@ -46,8 +46,8 @@ class Dialect(Inserting, Settling):
 
         A worker asks for both together, because it asks about once a second.
         """
-        now = self._in_utc(self.now)
-        sql = f"""SELECT id, kind, name, {now}, {self._in_utc("until")}, pause_seconds
+        now = self.in_utc.format(self.now)
+        sql = f"""SELECT id, kind, name, {now}, {self.in_utc.format("until")}, pause_seconds
             FROM {self._table("outbox_pause")}
             UNION ALL SELECT id, 'operation', '', {now}, NULL, NULL
             FROM {self._table("outbox_operation")} WHERE state = 'open'"""
@@ -226,12 +226,10 @@ class Dialect(Inserting, Settling):
         selects = []
         for queue in queues:
             for table, (kind, name) in kinds.items():
-                due, given = self._in_queue(queue, column=table.due, until=(self.now, []))
+                columns = f"queue, {kind} AS kind, {name} AS name, {table.due}"
+                due, given = self._now_due(table, queue, columns)
                 sql = f"""SELECT MIN(queue), kind, name, COUNT(*), MIN({table.due}), {self.now}
-                    FROM (SELECT queue, {kind} AS kind, {name} AS name, {table.due}
-                        FROM {self._by_due(table)} WHERE {due}
-                        ORDER BY {self.by_queue}{table.due} LIMIT {int(most)}) due
-                    GROUP BY kind, name"""
+                    FROM ({due} LIMIT {int(most)}) due GROUP BY kind, name"""
                 selects.append((sql, given))
         return [
             Waiting(queue, kind, name, number, seconds_between(first, now) or 0.0)
@@ -252,9 +250,8 @@ class Dialect(Inserting, Settling):
             )
         ]
         for queue in queues:
-            due, given = self._in_queue(queue, column=EVENTS.due, until=(self.now, []))
-            sql = f"""SELECT MIN(queue), COUNT(*), NULL, NULL FROM (SELECT queue
-                FROM {self._by_due(EVENTS)} WHERE {due} LIMIT {int(most) * 20}) due"""
+            due, given = self._now_due(EVENTS, queue, "queue")
+            sql = f"SELECT MIN(queue), COUNT(*), NULL, NULL FROM ({due} LIMIT {int(most) * 20}) due"
             selects.append((sql, given))
         rows = self._rows_of_each(selects)
         written = [row for row in rows if row[3] is not None]

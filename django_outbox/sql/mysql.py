@@ -52,6 +52,7 @@ class MySQL(Dialect):
     by_queue = ""
     rows_at_once = 100  # a CASE with a branch per row makes the cost quadratic
     _skips_until = 0.0  # monotonic
+    has_due_time = "1 = 1"  # the index has all rows, those without a due time first
     by_id = "{0} e FORCE INDEX (PRIMARY)"
     deleted_by_id = f"e FROM {by_id}"
     shared_lock = " LOCK IN SHARE MODE"  # MySQL 8 knows FOR SHARE, MariaDB does not
@@ -144,9 +145,6 @@ class MySQL(Dialect):
     def _by_due(self, table: Table) -> str:
         hint = f"FORCE INDEX ({index_name(f'{table.name}_queue')})"
         return f"{self._table(table.name)} {hint}"
-
-    def _has_due_time(self, column: str) -> str:
-        return "1 = 1"  # the index has all rows, those without a due time first
 
     @property
     def _skip_locked(self) -> str:

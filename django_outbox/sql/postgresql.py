@@ -45,6 +45,7 @@ class PostgreSQL(PostgreSQLServer):
     now = "statement_timestamp()"
     now_plus = "statement_timestamp() + %s * interval '1 second'"
     now_micros = "(extract(epoch FROM statement_timestamp()) * 1000000)::bigint"
+    in_utc = "{} AT TIME ZONE 'UTC'"  # with USE_TZ=False, drivers would return local time
     shared_lock = " FOR SHARE"
     owned_by_key = " OFFSET 0"  # keeps the planner from making the subquery a join
     _read_committed: ClassVar[WeakSet[Any]] = WeakSet()  # driver connections at this level
@@ -74,7 +75,8 @@ class PostgreSQL(PostgreSQLServer):
         return self._rows(
             f"""{given} UPDATE {self._table(table.name)} e SET {changes[0]}
             {from_sources} WHERE {is_chosen} RETURNING {old} {columns},
-            {self._column(table.due, "before.")}, before.locked_by, {utc("e.locked_at")}""",
+            {self._column(table.due, "before.")}, before.locked_by,
+            {self.in_utc.format("e.locked_at")}""",
             params,
         )
 
@@ -118,7 +120,7 @@ class PostgreSQL(PostgreSQLServer):
         return sql, [*given, *until[1], *params]
 
     def _column(self, name: str, of: str) -> str:
-        return utc(f"{of}{name}") if name in (*INSTANTS, *DUE) else f"{of}{name}"
+        return self.in_utc.format(f"{of}{name}") if name in (*INSTANTS, *DUE) else f"{of}{name}"
 
     def _update_unlocked(self, table: str, *, changes: SQL, where: SQL) -> int:
         name, key = self._table(table), key_of(table)
@@ -167,9 +169,6 @@ class PostgreSQL(PostgreSQLServer):
             AND {column} IS NOT NULL"""
         return sql, [queue, *low_params, queue, *high_params]
 
-    def _in_utc(self, instant: str) -> str:
-        return utc(instant)
-
     # One parameter for a list: parsing 500 took a tenth of a drain.
 
     def _one_of(self, keys: Collection[str], column: str = "id") -> SQL:
@@ -206,8 +205,8 @@ class PostgreSQL(PostgreSQLServer):
         until = self._routed_until(f"'{UNROUTED_LANE}:' || s.key")
         leased_at, instants = self._any_of(read.streams)
         rows = self._rows(
-            f"""SELECT s.stream, s.seq, {utc(self.now)}, {self._columns(KEYED, "e.")},
-                e.routed_until
+            f"""SELECT s.stream, s.seq, {self.in_utc.format(self.now)},
+                {self._columns(KEYED, "e.")}, e.routed_until
             FROM {self._stream} s LEFT JOIN LATERAL (
                 SELECT {", ".join(KEYED)}, {until} AS routed_until FROM {self._event} e
                 WHERE e.stream = s.stream AND status IN {statuses}{due} ORDER BY e.seq LIMIT %s
@@ -265,8 +264,3 @@ def text_array(texts: Collection[Any]) -> Any:
     if not texts or "\\" in joined or joined.count('"') > 2 * (len(texts) - 1):
         return [*texts]
     return f'{{"{joined}"}}'
-
-
-def utc(column: str) -> str:
-    """Return SQL for an instant without time zone: with USE_TZ=False drivers return local time."""
-    return f"{column} AT TIME ZONE 'UTC'"

@@ -34,6 +34,7 @@ class Statements(ABC):
     now: str  # SQL for the database's clock
     now_plus: str  # SQL for its clock plus %s seconds
     now_micros: str  # SQL for its clock in microseconds since 1970
+    in_utc = "{}"  # SQL that selects an instant, so that drivers return it in UTC
     key: str = "key"  # the column's name, as SQL has to spell it
     # Start of an ORDER BY of one queue's rows, where the planner needs it to choose the index.
     by_queue: str = "queue, "
@@ -48,7 +49,7 @@ class Statements(ABC):
 
     def clock(self) -> datetime:
         """Return the database's current time, aware."""
-        now = stored_instant(self._rows(f"SELECT {self._in_utc(self.now)}")[0][0])
+        now = stored_instant(self._rows(f"SELECT {self.in_utc.format(self.now)}")[0][0])
         assert now is not None
         return now
 
@@ -100,10 +101,6 @@ class Statements(ABC):
     def _table(self, name: str) -> str:
         return str(self.connection.ops.quote_name(table_name(name)))
 
-    def _in_utc(self, instant: str) -> str:
-        """Return the SQL that selects an instant, so that drivers return it in UTC."""
-        return instant
-
     @property
     def _event(self) -> str:
         return self._table("outbox_event")
@@ -138,6 +135,19 @@ class Statements(ABC):
         given = [(sign + each[0], each[1]) for sign, each in bounds if each is not None]
         params = [value for _, some in given for value in some]
         return " AND ".join(["queue = %s", *(sql for sql, _ in given)]), [queue, *params]
+
+    def _due_first(
+        self, table: Table, queue: str, columns: str, *, more: str = "", **bounds: SQL | None
+    ) -> SQL:
+        """Return the SELECT of a queue's rows in these bounds, those due first, without a LIMIT."""
+        due, given = self._in_queue(queue, column=table.due, **bounds)
+        sql = f"""SELECT {columns} FROM {self._by_due(table)} WHERE {due}{more}
+            ORDER BY {self.by_queue}{table.order}"""
+        return sql, given
+
+    def _now_due(self, table: Table, queue: str, columns: str) -> SQL:
+        """Return the SELECT of a queue's rows that are due, those due first, without a LIMIT."""
+        return self._due_first(table, queue, columns, until=(self.now, []))
 
     def _fence(self, me: str, leased_at: SQL | None, kind: LeaseKind = LeaseKind.ROW) -> SQL:
         """Return the condition that ``me`` leases the row ``e``, unsettled, by the lease it got.

@@ -92,7 +92,7 @@ class Streams(EventLeases):
                 AND dead.seq < {event}.seq AND dead.status = 3 AND dead.status IN (0, 2, 3))"""
         ) * read.dead_too
         rows = self._rows(
-            f"""SELECT stream, {self._in_utc("MIN(deliver_at)")}
+            f"""SELECT stream, {self.in_utc.format("MIN(deliver_at)")}
             FROM {self._events_in_order} WHERE {one_of}
             AND status = 2 AND status IN (0, 2, 3) {reachable} GROUP BY stream""",
             streams,
@@ -175,10 +175,8 @@ class Streams(EventLeases):
         """Return id, event type, listener and key of the ``limit`` rows due first of each queue."""
         selects = []
         for queue in queues:
-            due, given = self._in_queue(queue, column="available_at", until=(self.now, []))
-            sql = f"""SELECT id, event_type, listener, {self.key} FROM {self._by_due(EVENTS)}
-                WHERE {due} ORDER BY {self.by_queue}available_at, id LIMIT %s"""
-            selects.append((sql, [*given, limit]))
+            sql, given = self._now_due(EVENTS, queue, f"id, event_type, listener, {self.key}")
+            selects.append((f"{sql} LIMIT %s", [*given, limit]))
         return self._rows_of_each(selects)
 
     def park(self, rows: Mapping[str, int]) -> set[int]:
@@ -201,12 +199,12 @@ class Streams(EventLeases):
         Due times are kept; a row that was due is so for the first time. Locked rows stay.
         """
         parked = parked_queue(pause)
-        within, given = self._in_queue(parked, column=table.due)
-        sql = f"""SELECT {table.key} FROM {self._by_due(table)}
-            WHERE {within} AND {table.due} IS NOT NULL
-            ORDER BY {self.by_queue}{table.order} LIMIT %s"""
+        waits = f" AND {table.due} IS NOT NULL"
+        sql, given = self._due_first(table, parked, table.key, more=waits)
         homes: defaultdict[str, list[str]] = defaultdict(list)
-        for key, home in self._homes(table, [row[0] for row in self._rows(sql, [*given, limit])]):
+        for key, home in self._homes(
+            table, [row[0] for row in self._rows(f"{sql} LIMIT %s", [*given, limit])]
+        ):
             homes[home].append(key)
         due = f"CASE WHEN e.available_at > {self.now} THEN e.first_due_at ELSE {self.now} END"
         changes = f"queue = %s, first_due_at = {due}" if table is EVENTS else "queue = %s"

@@ -872,7 +872,7 @@ UNION ALL
    FORCE INDEX (outbox_event_queue_cdb4ee2a)
    WHERE queue = %s
      AND available_at >= UTC_TIMESTAMP(6) + INTERVAL %s SECOND
-   ORDER BY available_at
+   ORDER BY available_at, id
    LIMIT 1)
 UNION ALL
   (SELECT queue, due_at, UTC_TIMESTAMP(6)
@@ -890,7 +890,7 @@ UNION ALL
    FORCE INDEX (outbox_event_queue_cdb4ee2a)
    WHERE queue = %s
      AND available_at <= UTC_TIMESTAMP(6)
-   ORDER BY available_at
+   ORDER BY available_at, id
    LIMIT 1)
 UNION ALL
   (SELECT queue, due_at, UTC_TIMESTAMP(6)
@@ -1030,7 +1030,7 @@ UNION ALL
    FORCE INDEX (outbox_event_queue_cdb4ee2a)
    WHERE queue = %s
      AND available_at >= '1000-01-01'
-   ORDER BY available_at
+   ORDER BY available_at, id
    LIMIT 1)
 UNION ALL
   (SELECT queue, due_at, UTC_TIMESTAMP(6)

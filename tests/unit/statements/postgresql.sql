@@ -791,7 +791,7 @@ UNION ALL
    WHERE (queue, available_at) >= (%s, statement_timestamp() + %s * interval '1 second')
      AND (queue, available_at) <= (%s, 'infinity')
      AND available_at IS NOT NULL
-   ORDER BY queue, available_at
+   ORDER BY queue, available_at, id
    LIMIT 1)
 UNION ALL
   (SELECT queue, due_at AT TIME ZONE 'UTC', statement_timestamp() AT TIME ZONE 'UTC'
@@ -809,7 +809,7 @@ UNION ALL
    WHERE (queue, available_at) >= (%s, '-infinity')
      AND (queue, available_at) <= (%s, statement_timestamp())
      AND available_at IS NOT NULL
-   ORDER BY queue, available_at
+   ORDER BY queue, available_at, id
    LIMIT 1)
 UNION ALL
   (SELECT queue, due_at AT TIME ZONE 'UTC', statement_timestamp() AT TIME ZONE 'UTC'

@@ -816,7 +816,7 @@ FROM
    FROM "outbox_event"
    WHERE queue = %s
      AND available_at >= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now', %s || ' seconds')
-   ORDER BY queue, available_at
+   ORDER BY queue, available_at, id
    LIMIT 1)
 UNION ALL
 SELECT *
@@ -836,7 +836,7 @@ FROM
    FROM "outbox_event"
    WHERE queue = %s
      AND available_at <= strftime('%%Y-%%m-%%d %%H:%%M:%%f000', 'now')
-   ORDER BY queue, available_at
+   ORDER BY queue, available_at, id
    LIMIT 1)
 UNION ALL
 SELECT *
