@@ -95,6 +95,7 @@ class EventList(BoundedList):
     """List of deliveries, without the large columns: fifty payloads may take 50 MiB."""
 
     state_name = ""
+    bulk_links: list[dict[str, Any]]  # to the actions on all that match
 
     def get_filters(self, request: HttpRequest) -> Any:
         """Reject lookups that guess hidden values letter by letter, or that break the query."""
@@ -125,6 +126,8 @@ class EventList(BoundedList):
         fates = fates_of_rows(self.result_list, self.root_queryset.db)
         for each, fate in zip(self.result_list, fates, strict=True):
             each.fate = fate
+        admin: Any = self.model_admin
+        self.bulk_links = admin.bulk_links(request, self)
 
     def describe_filters(self) -> list[str]:
         """Describe the active filters to a user who is about to act on all matching events."""

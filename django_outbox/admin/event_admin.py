@@ -12,7 +12,6 @@ from django.contrib.admin.utils import unquote
 from django.db import connections
 from django.db.models import Exists
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.template.response import TemplateResponse
 from django.urls import URLPattern
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
@@ -177,19 +176,9 @@ class OutboxEventAdmin(error_groups.CausesAdmin):
     def _bulk_url(self, request: HttpRequest, action: EventAction) -> str:
         return f"{links.url(f'outboxevent_{action.name}_all')}?{request.GET.urlencode()}"
 
-    def changelist_view(
-        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
-    ) -> HttpResponse:
-        own = {"outbox_groups": self.url(request, "groups")}
-        response = super().changelist_view(request, {**(extra_context or {}), **own})
-        if isinstance(response, TemplateResponse) and response.context_data is not None:
-            listed = response.context_data.get("cl")
-            response.context_data["outbox_actions"] = self._bulk_links(request, listed)
-        return response
-
-    def _bulk_links(self, request: HttpRequest, listed: EventList | None) -> list[dict[str, Any]]:
+    def bulk_links(self, request: HttpRequest, listed: EventList) -> list[dict[str, Any]]:
         """Return links to the actions on all events of the listed state."""
-        if listed is None or listed.problem:
+        if listed.problem:
             return []
         return [
             {"action": action, "url": self._bulk_url(request, action)}
