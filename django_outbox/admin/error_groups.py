@@ -70,7 +70,6 @@ class CausesAdmin(ConfirmationAdmin):
         """Show the causes of dead events."""
         found = causes.load_causes(self.alias, MAX_CAUSES)
         causes.add_examples(self.alias, found.causes)
-        causes.add_tenants(self.alias, found.causes)
         now = dialect_of(connections[self.alias]).clock()
         context = {
             "title": gettext("Dead events by cause"),
@@ -99,14 +98,8 @@ class CausesAdmin(ConfirmationAdmin):
                 for each, count in types
             ],
             "further_types": max(len(cause.types) - MAX_NAMES, 0),
-            "whose": [
-                (title, _most(counts), max(len(counts) - MAX_NAMES, 0))
-                for title, counts in (
-                    (gettext("listeners"), cause.listeners),
-                    (gettext("tenants (of the newest 10,000 deaths)"), cause.tenants),
-                )
-                if counts
-            ],
+            "listeners": listeners,
+            "further_listeners": max(len(cause.listeners) - MAX_NAMES, 0),
             "newest": display.since(gettext("%s ago"), cause.newest, now),
             "oldest": display.since(gettext("%s ago"), cause.oldest, now),
             "new_since": clock(cause.oldest, now) if cause.oldest and cause.oldest >= since else "",

@@ -54,7 +54,6 @@ class Cause:
     oldest: datetime | None = None
     types: Counter[str] = field(default_factory=Counter)  # deliveries by type
     listeners: Counter[str] = field(default_factory=Counter)  # deliveries by title
-    tenants: Counter[str] = field(default_factory=Counter)  # of the newest; see ``add_tenants``
 
     @property
     def title(self) -> str:
@@ -124,22 +123,6 @@ def find_cause(alias: str, digest: str) -> Cause | None:
     keys = chain(wide, ((text or "",) for text in texts.iterator()))
     key = next((each for each in keys if _digest(each) == digest), None)
     return None if key is None else _of_key(key, wide)
-
-
-def add_tenants(alias: str, causes: Sequence[Cause]) -> None:
-    """Add how many of the newest ``MAX_GROUPS`` dead deliveries each tenant has of each cause."""
-    by_key = {each.key: each for each in causes}
-    dead = by_death(OutboxEvent.objects.using(alias)).order_by("-pk")
-    newest = dead.values_list("cause", "listener", "tenant_id")[:MAX_GROUPS]
-    for text, title, tenant in newest:
-        cause = next(filter(None, map(by_key.get, _keys(text, title))), None)
-        if cause and tenant is not None:
-            cause.tenants[tenant] += 1
-
-
-def _keys(cause: str | None, listener: str | None) -> list[tuple[str, ...]]:
-    """Return the keys of the causes that a delivery can belong to: its class, if that is one."""
-    return [(error_class(cause), listener or ""), (cause or "",)]
 
 
 def _digest(key: tuple[str, ...]) -> str:

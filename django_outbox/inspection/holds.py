@@ -72,12 +72,6 @@ def load_holds(
     return [*_pauses(now, pauses, waiting), *_dead_heads(alias, now)]
 
 
-def longest(holds: Iterable[Hold]) -> dict[str, Hold]:
-    """Return by kind the hold that lasts longest, of those without a planned end."""
-    lasting = sorted(holds, key=lambda each: each.age)
-    return {each.kind: each for each in lasting if not each.planned}
-
-
 def held_queue(pause: OutboxPause) -> str:
     """Return the queue that a pause closes, or the one in which it parks deliveries."""
     return pause.name if pause.kind in CLOSING_KINDS else parked_queue(pause.pk)

@@ -10,7 +10,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from django_outbox.inspection import causes
-from django_outbox.inspection.causes import add_examples, add_tenants, find_cause, load_causes
+from django_outbox.inspection.causes import add_examples, find_cause, load_causes
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent
 from tests.plans import effort
@@ -142,7 +142,7 @@ def test_causes_of_the_last_hour_come_first() -> None:
 def test_a_class_of_errors_is_one_cause_where_every_text_differs() -> None:
     """Of one listener; what many deliveries share, or another listener has, stays apart."""
     mail = {"listener": "order.placed mail"}
-    ids = [dead(1, f"ValueError: {chr(97 + n)}", tenant_id="north", **mail)[0] for n in range(25)]
+    ids = [dead(1, f"ValueError: {chr(97 + n)}", **mail)[0] for n in range(25)]
     others = [*dead(1, "ValueError: a"), *dead(1, "KeyError: a", **mail)]
     found = load_causes("default", limit=9)
     first = found.causes[0]
@@ -155,8 +155,6 @@ def test_a_class_of_errors_is_one_cause_where_every_text_differs() -> None:
         assert again is not None and again.condition == each.condition
     same = OutboxEvent.objects.dead().filter(found.causes[-1].condition)
     assert [each.pk for each in same] == others[:1]
-    add_tenants("default", found.causes)
-    assert [dict(each.tenants) for each in found.causes] == [{"north": 25}, {}, {}]
     dead(30, "ValueError: a", **mail)  # now two in three have a text of their own
     assert len(load_causes("default", limit=99).causes) == 26
 

@@ -25,7 +25,7 @@ from prometheus_client.registry import Collector
 from ...conf import current
 from ...inspection import call_with_timeout
 from ...inspection.counts import capped_count, counts
-from ...inspection.holds import KINDS, longest
+from ...inspection.holds import KINDS
 from ...inspection.queues import lag, load_backlog
 from ...inspection.workers import clock_and_workers
 from ...models import OutboxEvent, OutboxStream, missing_table
@@ -219,9 +219,9 @@ def query_samples(alias: str) -> Iterator[Sample]:
         yield "events", (status,), count
     yield "events_due", (), sum(each.events for each in queues)
     yield "lag_seconds", (), lag(queues)
-    held = {kind: each.age for kind, each in longest(holds).items()}
     for kind in KINDS:
-        yield "held_seconds", (kind,), held.get(kind, 0.0)
+        ages = (each.age for each in holds if each.kind == kind and not each.planned)
+        yield "held_seconds", (kind,), max(ages, default=0.0)
     yield "streams", ("due",), sum(each.streams for each in queues)
     yield "streams", ("leased",), capped_count(streams.leased())
     yield "streams", ("blocked",), capped_count(streams.blocked())
