@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
@@ -14,7 +14,7 @@ from django.utils.translation import ngettext
 
 from ..inspection.causes import Cause
 from ..inspection.holds import DEAD, Hold
-from ..inspection.overview import BlockedStream, Overview
+from ..inspection.overview import Overview
 from ..inspection.problems import Problem
 from ..inspection.queues import ListenerState, QueueState
 from ..inspection.sentences import number, precise
@@ -272,11 +272,11 @@ def _blocked(overview: Overview) -> Section:
     )
 
 
-def _stream(each: BlockedStream, overview: Overview) -> Cells:
+def _stream(each: Any, overview: Overview) -> Cells:
     automatic = display.since(_("in %s"), each.due_at, overview.now)
     next_try = _("not automatically") if each.due_at is None else automatic
-    stream, behind = links.stream(each.name, each.key), number(max(each.backlog - 1, 0))
-    if (head := each.head) is None:
+    stream, behind = links.stream(each.pk, each.key), number(max(each.summary.backlog - 1, 0))
+    if (head := each.summary.head) is None:
         return stream, "", behind, next_try, ""
     error = display.first_line(head.last_error)
     return stream, links.event(head.pk, display.delivery(head)), behind, next_try, error

@@ -15,7 +15,7 @@ from django.utils.translation import gettext_lazy as _
 
 from ..listeners.outcomes import Status
 from ..models import OutboxStream, StreamQuerySet
-from ..models.stream_queryset import MAX_BACKLOG
+from ..models.stream_queryset import MAX_BACKLOG, with_summaries
 from . import columns, display, links
 from .changelist import BoundedList
 from .list_filters import Filter, State
@@ -49,16 +49,7 @@ class StreamList(BoundedList):
 
     def get_results(self, request: HttpRequest) -> None:
         super().get_results(request)
-        self.result_list = _with_summaries(self.result_list)
-
-
-def _with_summaries(streams: Any) -> list[Any]:
-    """Return these streams with their heads and backlogs, by one lookup for all of them."""
-    found = list(streams)
-    summaries = OutboxStream.objects.summaries([each.pk for each in found])
-    for each in found:
-        each.summary = summaries[each.pk]
-    return found
+        self.result_list = with_summaries(OutboxStream.objects, self.result_list)
 
 
 @admin.display(description=_("key"), ordering="stream")
@@ -110,7 +101,7 @@ class OutboxStreamAdmin(ReadOnlyAdmin):
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
         stream = super().get_object(request, object_id, from_field)
-        return stream and _with_summaries([stream])[0]
+        return stream and with_summaries(OutboxStream.objects, [stream])[0]
 
     def get_changelist(self, request: HttpRequest, **options: Any) -> type[StreamList]:
         return StreamList

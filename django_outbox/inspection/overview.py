@@ -16,6 +16,7 @@ from ..listeners.registry import ANY, listeners, route
 from ..models import OutboxEvent, OutboxStream
 from ..models.fields import age
 from ..models.queryset import by_death
+from ..models.stream_queryset import with_summaries
 from ..sql import dialect_of
 from ..sql.dialect import Flow
 from .causes import Causes, load_causes
@@ -36,15 +37,6 @@ Report = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BlockedStream:
-    name: str  # lane and key
-    key: str
-    due_at: datetime | None  # the next try
-    head: OutboxEvent | None  # None: it was settled between two queries
-    backlog: int  # events that wait in it
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
     now: datetime  # by the database's clock
     workers: Sequence[WorkerInfo]  # live and lost ones
@@ -58,7 +50,7 @@ class Overview:
     rates: Rates
     points: Sequence[dict[str, Any]]  # counts of each minute of the last hour, the oldest first
     causes: Causes
-    blocked: Sequence[BlockedStream]  # those that are tried next
+    blocked: Sequence[Any]  # streams with a ``summary``, those that are tried next
     blocked_count: int  # at most MAX_BLOCKED_COUNTED
     is_new: bool  # nothing was ever written, and no worker has run
 
@@ -135,18 +127,11 @@ def _flow(alias: str, now: datetime, queues: Sequence[QueueState]) -> Flow | Non
     return dialect_of(connections[alias]).flow(queues=many, since=since, most=COUNT_LIMIT)
 
 
-def _blocked(alias: str) -> tuple[list[BlockedStream], int]:
+def _blocked(alias: str) -> tuple[list[Any], int]:
     """Count blocked streams, and read the heads of those that are tried next."""
     rows = OutboxStream.objects.using(alias)
-    blocked = rows.blocked().order_by("due_at", "pk").values_list("pk", "key", "due_at")
-    streams = [*blocked[:MAX_BLOCKED_COUNTED]]
-    summaries = (
-        rows.summaries([name for name, *_ in streams[:MAX_BLOCKED_SHOWN]]) if streams else {}
-    )
-    shown = [
-        BlockedStream(name=name, key=key, due_at=due_at, head=found.head, backlog=found.backlog)
-        for (name, key, due_at), found in zip(streams, summaries.values(), strict=False)
-    ]
+    streams = [*rows.blocked().order_by("due_at", "pk")[:MAX_BLOCKED_COUNTED]]
+    shown = with_summaries(rows, streams[:MAX_BLOCKED_SHOWN])
     return shown, limited(len(streams), MAX_BLOCKED_COUNTED)
 
 
@@ -187,8 +172,8 @@ def status(alias: str, limits: Limits | None = None) -> Report:
     }
 
 
-def _stream(each: BlockedStream, now: datetime) -> dict[str, Any]:
-    head = each.head
+def _stream(each: Any, now: datetime) -> dict[str, Any]:
+    head = each.summary.head
     names = ("event_id", "listener", "event_type")
     return {
         "key": each.key,
@@ -196,5 +181,5 @@ def _stream(each: BlockedStream, now: datetime) -> dict[str, Any]:
         "status": head and Status(head.status).name,
         "age": head and head.first_due_at and round(age(head.first_due_at, now), 3),
         "next_try": each.due_at,
-        "backlog": each.backlog,
+        "backlog": each.summary.backlog,
     }

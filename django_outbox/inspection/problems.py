@@ -232,10 +232,11 @@ def _blocked(found: Overview) -> Iterator[Problem]:
     """Name the keys whose heads wait for another try; a dead head is a hold."""
     dead = sum(each.kind == DEAD for each in found.holds)
     count = found.blocked_count - dead if dead else found.blocked_count  # it may be AtLeast
-    tried = [each for each in found.blocked if each.head and each.head.status != Status.DEAD]
-    heads = [each.head for each in tried if each.head]
-    if count <= 0 or not heads:
+    shown = ((each, each.summary.head) for each in found.blocked)
+    tried = [each for each, head in shown if head and head.status != Status.DEAD]
+    if count <= 0 or not tried:
         return
+    heads = [each.summary.head for each in tried]
     first = min(heads, key=lambda each: each.first_due_at or found.now)
     yield Problem(
         kind="blocked",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from django.db import connections, models
 from django.db.models import Exists, OuterRef, Q
@@ -36,6 +36,15 @@ class StreamSummary:
 
     head: OutboxEvent | None  # without the columns in LONG_TEXTS
     backlog: int  # unsettled events, the head included if it is one; at most MAX_BACKLOG
+
+
+def with_summaries(rows: Any, streams: Iterable[Any]) -> list[Any]:
+    """Return these streams, each with its ``summary``, by one lookup for all of them."""
+    found = [*streams]
+    summaries = rows.summaries([each.pk for each in found])
+    for each in found:
+        each.summary = summaries[each.pk]
+    return found
 
 
 class StreamQuerySet(TableQuerySet["OutboxStream"]):
