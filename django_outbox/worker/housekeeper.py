@@ -24,8 +24,8 @@ from ..log import first_line
 from ..models import OutboxInbox, OutboxOperation, OutboxStatistics
 from ..models.bulk import Worked, work_off
 from ..models.pause_queryset import bring_home
-from ..models.purging import purge_events, scan_events, scan_streams
 from ..models.queryset import Batch
+from ..models.retention import purge_events, scan_events, scan_streams
 from ..queue_settings import DEFAULT_QUEUE
 from ..signals import announce, events_purged
 from ..sql.halving import answers
