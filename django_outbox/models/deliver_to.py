@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -19,6 +20,7 @@ from ..listeners.outcomes import Status
 from ..listeners.queues import Route, missing_of, row_id
 from ..listeners.registry import ANY, Listener
 from ..sql import dialect_of
+from ..sql.values import in_parts
 from .operation import By, OutboxOperation, acting
 from .replay import ALONE, Spacing, due_times
 
@@ -68,8 +70,9 @@ def deliver_parts(
     Each part commits by itself. With a ``spacing`` they become due one after the other.
     """
     act = acting(OutboxOperation.Kind.DELIVER_TO, by, listener.title)
+    tries = 1 if rows._connection().in_atomic_block else TRIES
     for part in lacking(rows, listener):
-        yield _try_to_deliver(rows, listener.title, part, spacing, act)
+        yield _repeated(partial(_deliver, rows, listener.title, part, spacing, act), tries)
 
 
 def lacking(rows: OutboxQuerySet, listener: Listener) -> Iterator[list[Source]]:
@@ -110,24 +113,17 @@ def _by_seq(rows: OutboxQuerySet) -> Iterator[list[Source]]:
     seq, pk = -1, ""
     places, every = rows.order_by("seq", "pk").values_list("seq", "pk"), rows._all_rows()
     while page := [*places.filter(Q(seq__gt=seq) | Q(seq=seq, pk__gt=pk))[:PAGE]]:
-        for start in range(0, len(page), PART):
-            part = every.filter(pk__in=[pk for _, pk in page[start : start + PART]])
+        for some in in_parts(page, PART):
+            part = every.filter(pk__in=[pk for _, pk in some])
             yield [Source(*each) for each in part.order_by("seq", "pk").values_list(*COLUMNS)]
         seq, pk = page[-1][0] or 0, page[-1][1]
 
 
-def _try_to_deliver(
-    rows: OutboxQuerySet,
-    title: str,
-    part: Sequence[Source],
-    spacing: Spacing | None,
-    act: OutboxOperation,
-) -> int:
-    may_repeat = not rows._connection().in_atomic_block
-    for _ in range((TRIES - 1) * may_repeat):
+def _repeated(deliver: Callable[[], int], tries: int) -> int:
+    for _ in range(tries - 1):
         with suppress(OperationalError):
-            return _deliver(rows, title, part, spacing, act)
-    return _deliver(rows, title, part, spacing, act)
+            return deliver()
+    return deliver()
 
 
 def _deliver(
