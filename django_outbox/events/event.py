@@ -122,13 +122,14 @@ class Event(Generic[Payload_co]):
 
         JSON is only checked with ``check_only``: the payload is left to its first access.
         """
-        if self._row is None:
+        if (row := self._row) is None:
             return
-        _put_headers(self, _headers(self._column("headers")))
+        headers, text = row[self._positions["headers"]], row[self._positions["payload"]]
+        _put_headers(self, NO_HEADERS if headers is None else _headers(headers))
         if check_only and self._loads in (None, decode):
-            check(self._column("payload"))
+            check(text)
         else:
-            _put_payload(self, (self._loads or decode)(self._column("payload")))
+            _put_payload(self, (self._loads or decode)(text))
 
     def _column(self, name: str) -> Any:
         """Return the row's value of a column, or the default of a column that the row lacks."""
