@@ -248,7 +248,7 @@ def test_a_step_that_lasts_too_long_is_trouble_and_then_death(
     worker.start()
     ready(worker)
     step = worker._claimer_loop._step
-    worker._claimer_loop._step = lambda: go_on.wait(60) and 0.0  # type: ignore[assignment]
+    worker._claimer_loop._step = lambda: worker_room.act(lambda: go_on.wait(60) and 0.0)
     worker._claimer_loop.wake()
     try:
         monkeypatch.setattr(worker_room, "UNREADY_AFTER", 0)

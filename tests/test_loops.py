@@ -9,6 +9,7 @@ from django.db import OperationalError, connections
 from django.test import override_settings
 
 from django_outbox.worker.connection_cleanup import BrokenSessions
+from django_outbox.worker.effects import act
 from django_outbox.worker.polling import Wakeup
 from django_outbox.worker.threads import DoorbellListener, Loop
 
@@ -19,7 +20,7 @@ def told(caplog: pytest.LogCaptureFixture, who: str = "claimer") -> list[str]:
 
 def test_errors_in_a_row_are_told_ever_more_seldom(caplog: pytest.LogCaptureFixture) -> None:
     """Some eight threads of a worker meet an outage at once, and it may last for hours."""
-    loop = Loop("outbox-default-claimer", lambda: 0.0, alias="default")
+    loop = Loop("outbox-default-claimer", lambda: act(float), alias="default")
     for _ in range(100):
         loop._handle_error(ValueError("no"))
     assert [text.split(" next_try")[0] for text in told(caplog)] == [
@@ -35,7 +36,7 @@ def test_the_pause_after_errors_leaves_time_for_the_lease(
 
     Nor for longer than a second: a standby that has taken over is to be found soon.
     """
-    loop = Loop("outbox-default-heartbeat", lambda: 0.0, alias="default")
+    loop = Loop("outbox-default-heartbeat", lambda: act(float), alias="default")
     with override_settings(OUTBOX={"LEASE": lease}):
         pauses = [loop._handle_error(ValueError("no")) for _ in range(64)]
     assert pauses[0] <= 0.12
@@ -47,12 +48,12 @@ def test_the_pause_after_errors_leaves_time_for_the_lease(
 def test_the_first_error_after_a_success_is_told_again(caplog: pytest.LogCaptureFixture) -> None:
     ills = [True, False, True, False]
 
-    def step() -> float:
+    def answer() -> float:
         if ills.pop(0):
             raise ValueError("no")
         return 0.0
 
-    loop = Loop("outbox-default-claimer", step, alias="default")
+    loop = Loop("outbox-default-claimer", lambda: act(answer), alias="default")
     while ills:
         loop._run_step()
     words = [text.split()[1] for text in told(caplog)]
@@ -63,12 +64,12 @@ def test_the_first_error_after_a_success_is_told_again(caplog: pytest.LogCapture
 def test_all_connect_anew_where_one_session_broke(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that only reads would stay with a server that takes no writes any more."""
     sessions, connected = BrokenSessions(), list[str]()
-    keeper = Loop("outbox-default-keeper", lambda: 0.0, alias="default", sessions=sessions)
+    keeper = Loop("outbox-default-keeper", lambda: act(float), alias="default", sessions=sessions)
     monkeypatch.setattr(connections["default"], "close", lambda: connected.append("closed"))
     monkeypatch.setattr(connections["default"], "ensure_connection", lambda: connected.append("to"))
     keeper._run_step()
     assert not connected
-    broken = Loop("outbox-default-broken", lambda: 0.0, alias="default", sessions=sessions)
+    broken = Loop("outbox-default-broken", lambda: act(float), alias="default", sessions=sessions)
     broken._handle_error(OperationalError("the server has gone away"))
     del connected[:]
     keeper._run_step()

@@ -7,7 +7,6 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -118,9 +117,14 @@ async def _at_first_request(**kwargs: Any) -> None:
 
 
 def _stop_before(number: int) -> None:
-    """Stop the workers at this signal, and then pass it to the handler that was set before."""
+    """Stop the workers at this signal, and then pass it to the handler that a server set before.
+
+    Python sets its own for Ctrl-C. Asyncio's does not count: it receives signals another way.
+    """
     former = signal.getsignal(number)
-    if not callable(former) or not _is_server_handler(former):
+    if not callable(former) or former is signal.default_int_handler:
+        return
+    if former.__module__ == "asyncio.unix_events":
         return
     stopping: list[threading.Thread] = []
 
@@ -139,11 +143,3 @@ def _stop_before(number: int) -> None:
             os.kill(os.getpid(), number)
 
     signal.signal(number, receive)
-
-
-def _is_server_handler(handler: Callable[..., Any]) -> bool:
-    """Return whether a server set this handler.
-
-    Python sets its own for Ctrl-C. Asyncio's does not count: it receives signals another way.
-    """
-    return handler is not signal.default_int_handler and handler.__module__ != "asyncio.unix_events"

@@ -97,7 +97,7 @@ class AsyncDeliveries:
 
     async def _perform(self, delivery: Delivery, thread: DeliveryThread) -> None:
         async def tidy() -> bool:
-            await thread.close_connections()
+            await thread.close_connections(last=False)
             return self._held.is_current(delivery.lead) and not self._loop.stopping
 
         def pass_on() -> None:
@@ -220,7 +220,7 @@ class DeliveryThread(Executor):
 
     async def __aexit__(self, *raised: object) -> None:
         try:
-            await self._close(last=True)
+            await self.close_connections(last=True)
         finally:
             # asgiref starts a thread to join each executor that it finds here.
             SyncToAsync.context_to_thread_executor.pop(self._context, None)
@@ -228,11 +228,8 @@ class DeliveryThread(Executor):
             if self._pool is not None:
                 self._pool.shutdown(wait=False)
 
-    async def close_connections(self) -> None:
-        """Close the connections that a listener opened, before the next listener is called."""
-        await self._close(last=False)
-
-    async def _close(self, *, last: bool) -> None:
+    async def close_connections(self, *, last: bool) -> None:
+        """Close the connections that a listener opened; unless it is the last, another follows."""
         if self._pool is None:
             return
         # Calls that the listener left in the thread must end, instead of waiting for a slot.

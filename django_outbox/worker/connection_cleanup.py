@@ -67,7 +67,9 @@ class ConnectionCleanup:
     def after(self, lease: Lease) -> None:
         for connection in self._connections:
             try:
-                if is_broken(connection):
+                # An error has ended its session, unless the code that used it closed it.
+                is_open = connection.connection is not None
+                if is_open and connection.errors_occurred and not connection.is_usable():
                     self._sessions.report_broken()
                 tidy(connection, lease)
             except Exception:  # noqa: BLE001 - too broken to be checked
@@ -103,12 +105,6 @@ class ConnectionCleanup:
             self._sessions.report_broken()
         else:
             self._connections.append(connection)
-
-
-def is_broken(connection: BaseDatabaseWrapper) -> bool:
-    """Return whether an error ended the connection's session."""
-    is_open = connection.connection is not None  # else closed by the code that used it
-    return is_open and connection.errors_occurred and not connection.is_usable()
 
 
 def tidy(connection: BaseDatabaseWrapper, lease: Lease) -> None:

@@ -6,10 +6,9 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -44,7 +43,7 @@ class Loop:
     def __init__(
         self,
         name: str,
-        step: Callable[[], Steps[float] | float],
+        step: Callable[[], Steps[float]],
         *,
         alias: str,
         close: Callable[[], Steps[None]] | None = None,
@@ -131,9 +130,6 @@ class Loop:
             connection.close()
             del connections[self._alias]
 
-    def _made(self, steps: Any) -> Any:
-        return perform(connections[self._alias], steps) if isinstance(steps, Generator) else steps
-
     def _end(self, connection: BaseDatabaseWrapper) -> None:
         try:
             if connection.connection is not None and not connection.is_usable():
@@ -148,7 +144,7 @@ class Loop:
         try:
             if self._errors or self._sessions.broke_at > self._connected_at:
                 self._reconnect()
-            pause: float = self._made(self._step())
+            pause = perform(connections[self._alias], self._step())
         except Exception as error:  # noqa: BLE001 - reported, and the thread lives on
             return self._handle_error(error)
         finally:
@@ -208,7 +204,7 @@ class DoorbellListener:
         self._wakeup = wakeup
         self._open, self._opened_at = False, 0.0  # monotonic
 
-    def step(self) -> Generator[Any, Any, float]:
+    def step(self) -> Steps[float]:
         """Wait for a notification; listen anew after a session of the worker broke."""
         try:
             if not self._open or self._sessions.broke_at > self._opened_at:
@@ -226,7 +222,7 @@ class DoorbellListener:
             raise
         return 0.0
 
-    def close(self) -> Generator[Any, Any, None]:
+    def close(self) -> Steps[None]:
         yield lambda _: self._ear.close()
 
 

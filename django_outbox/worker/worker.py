@@ -132,7 +132,7 @@ class Worker:
             to_loop=AsyncDeliveries(loop=self._event_loop, gate=gate, deliveries=deliveries).put,
         )
 
-    def _loop(self, name: str, step: Callable[[], Any], **given: Any) -> Loop:
+    def _loop(self, name: str, step: Callable[[], Steps[float]], **given: Any) -> Loop:
         return Loop(
             f"outbox-{self.alias}-{name}",
             step,

@@ -16,6 +16,7 @@ from django.utils import timezone, translation
 import django_outbox as outbox
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent
+from django_outbox.worker.effects import act
 from django_outbox.worker.threads import Loop
 from tests.sessions import terminate_other_sessions
 from tests.surroundings import gated
@@ -121,13 +122,13 @@ def test_a_step_that_another_node_has_beaten_is_no_error(
 ) -> None:
     left, pauses = [None] * times, list[float]()
 
-    def step() -> float:
+    def answer() -> float:
         if left:
             left.pop()
             connection.cursor().execute(CONFLICT[connection.vendor])
         return 0.0
 
-    loop = Loop("outbox-default-claimer", step, alias="default")
+    loop = Loop("outbox-default-claimer", lambda: act(answer), alias="default")
     while left:
         pauses.append(loop._run_step())
     loop._run_step()
