@@ -281,7 +281,7 @@ class SettleLog:
     def report(self, settled: Settled) -> None:
         logs_done = logger.isEnabledFor(logging.DEBUG)
         if settled[0][1] is DONE and not (logs_done or event_settled.receivers):
-            return  # all are, and nobody is told
+            return  # all are, and none is logged or announced
         for lease, decision in settled:
             if logs_done or decision.status is not Status.DONE or decision.outcome == "discarded":
                 self._log(lease, decision)
