@@ -53,11 +53,11 @@ def check(text: str) -> None:
     _read(_checker, text)
 
 
-def _read(decoder: msgspec.json.Decoder[Any], text: str) -> Any:
+def _read(decoder: msgspec.json.Decoder[Any], text: str, what: str = "JSON") -> Any:
     try:
         return decoder.decode(text)
     except (msgspec.MsgspecError, UnicodeError, RecursionError, TypeError) as error:
-        raise PayloadError(f"The stored JSON cannot be decoded: {error}") from error
+        raise PayloadError(f"The stored {what} cannot be decoded: {error}") from error
 
 
 def fit(payload: Any, type_: type[T]) -> T:
@@ -120,10 +120,7 @@ def decode_headers(text: str | None) -> Mapping[str, str]:
     """Return stored headers; NULL, empty text and JSON ``null`` mean that there are none."""
     if not text or text == "null":
         return NO_HEADERS
-    try:
-        return MappingProxyType(msgspec.json.decode(text, type=dict[str, str]))
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise PayloadError(f"The stored headers cannot be decoded: {error}") from error
+    return MappingProxyType(_read(_headers_decoder, text, "headers"))
 
 
 def check_text(text: Any, *, most: int) -> None:
@@ -190,6 +187,7 @@ _encoder = JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":"
 
 _decoder = msgspec.json.Decoder()
 _checker = msgspec.json.Decoder(msgspec.Raw)
+_headers_decoder = msgspec.json.Decoder(dict[str, str])
 
 
 def _too_deep() -> InvalidEvent:

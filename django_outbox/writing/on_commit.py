@@ -17,7 +17,6 @@ from django.db.transaction import TransactionManagementError
 from .. import doorbell, hooks
 from ..conf import Settings, current
 from ..events import Event
-from ..hooks import WriterHooks
 from ..listeners.queues import routes_of_new
 from ..signals import announce, event_dropped, event_queued, event_written
 
@@ -77,16 +76,16 @@ def after_insert(connection: BaseDatabaseWrapper, rows: Rows) -> None:
         loads = hooks.serializer().loads
         written = [event.as_delivered(text, loads) for event, text, _ in rows]
         writer_hooks.run("after_write", written)
-        _callback(connection, writer_hooks).written += written
+        _callback(connection).written += written
     if settings.ENABLED and settings.MODE != "writer_only":
-        _add_rows(_callback(connection, writer_hooks), rows, settings)
+        _add_rows(_callback(connection), rows, settings)
 
 
 def wake_after_commit(connection: BaseDatabaseWrapper) -> None:
     """Have workers look for what is due once the transaction commits."""
     settings = current()
     if settings.ENABLED and settings.MODE != "writer_only":
-        _callback(connection, hooks.writer_hooks()).not_offered += 1
+        _callback(connection).not_offered += 1
 
 
 def _add_rows(callback: _AfterCommit, rows: Rows, settings: Settings) -> None:
@@ -118,15 +117,10 @@ class _AfterCommit:
     connection is lost. CPython then frees it at once, and ``__del__`` reports the rollback.
     """
 
-    def __init__(
-        self,
-        connection: BaseDatabaseWrapper,
-        writer_hooks: WriterHooks | None,
-        state: _TransactionState,
-    ) -> None:
+    def __init__(self, connection: BaseDatabaseWrapper, state: _TransactionState) -> None:
         self.__qualname__ = type(self).__qualname__  # Django 5.2 logs it if the callback fails
         self.connection = connection
-        self.writer_hooks = writer_hooks
+        self.writer_hooks = hooks.writer_hooks()
         self.state = state
         state.callbacks.add(self)
         self.ran = False
@@ -191,12 +185,12 @@ class _CommitObserver:
             raise
 
 
-def _callback(connection: BaseDatabaseWrapper, writer_hooks: WriterHooks | None) -> _AfterCommit:
+def _callback(connection: BaseDatabaseWrapper) -> _AfterCommit:
     level = set(connection.savepoint_ids)
     for sids, function, *_ in islice(reversed(connection.run_on_commit), 20):
         if isinstance(function, _AfterCommit) and sids == level and not function.ran:
             return function
-    callback = _AfterCommit(connection, writer_hooks, _shared_state(connection))
+    callback = _AfterCommit(connection, _shared_state(connection))
     transaction.on_commit(callback, using=connection.alias, robust=True)
     return callback
 

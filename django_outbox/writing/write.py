@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from asgiref.sync import sync_to_async
 from django.conf import settings as django_settings
-from django.core import mail
 from django.db import DatabaseError, connections, router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from .. import hooks, transactions
-from ..conf import current
+from ..conf import current, is_test_run
 from ..events import (
     ABSENT,
     GLOBAL,
@@ -224,8 +223,7 @@ def serialize(event: Event) -> tuple[str, str | None]:
         text = serializer.dumps(event.payload)
     most = current().MAX_PAYLOAD_BYTES
     check_text(text, most=most)
-    # Under DEBUG and in tests, whose runners have mail.outbox, typed payloads are read back.
-    reads = django_settings.DEBUG or hasattr(mail, "outbox")
+    reads = django_settings.DEBUG or is_test_run()  # typed payloads are read back
     check_payload(event.event_type, event.payload, text, serializer.loads, is_compared=reads)
     return text, encode_headers(event.headers, most=most)
 
