@@ -96,9 +96,7 @@ class Migration(migrations.Migration):
                         where=models.Q(available_at__isnull=False),
                     ),
                     PendingIndex(
-                        fields=["available_at", "id"],
-                        name=index_name("outbox_event_due"),
-                        where=None,
+                        fields=["available_at", "id"], name=index_name("outbox_event_due")
                     ),
                     PendingIndex(
                         fields=["stream", "seq"],
@@ -262,9 +260,7 @@ class Migration(migrations.Migration):
                         name=index_name("outbox_stream_queue"),
                         where=models.Q(due_at__isnull=False),
                     ),
-                    PendingIndex(
-                        fields=["due_at"], name=index_name("outbox_stream_due"), where=None
-                    ),
+                    PendingIndex(fields=["due_at"], name=index_name("outbox_stream_due")),
                 ],
             },
         ),

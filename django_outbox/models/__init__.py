@@ -102,9 +102,7 @@ class OutboxEvent(models.Model):
                 name=index_name("outbox_event_queue"),
             ),
             # For reports about all queues. A partial index of queues is short enough for them.
-            PendingIndex(
-                fields=["available_at", "id"], where=None, name=index_name("outbox_event_due")
-            ),
+            PendingIndex(fields=["available_at", "id"], name=index_name("outbox_event_due")),
             PendingIndex(
                 fields=["stream", "seq"],
                 where=Q(stream__isnull=False, status__in=[0, 2, 3]),
@@ -181,7 +179,7 @@ class OutboxStream(models.Model):
                 name=index_name("outbox_stream_queue"),
             ),
             PendingIndex(  # as that of events
-                fields=["due_at"], where=None, name=index_name("outbox_stream_due")
+                fields=["due_at"], name=index_name("outbox_stream_due")
             ),
         ]
 

@@ -204,7 +204,7 @@ class PendingIndex(Index):
     def __init__(
         self,
         *expressions: Any,
-        where: Q | None,
+        where: Q | None = None,
         plain_fields: Sequence[str] | None = (),
         unique: bool = False,
         **options: Any,
