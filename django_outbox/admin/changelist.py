@@ -142,7 +142,7 @@ class EventList(BoundedList):
         others = {name: each for name, each in self.filter_params.items() if name not in names}
         texts += [f"{name}: {', '.join(map(str, each))}" for name, each in others.items()]
         title = gettext("Search")
-        return [*texts, *([f"{title}: {self.query}"] if self.query else [])]
+        return [*texts, f"{title}: {self.query}"] if self.query else texts
 
 
 class EventSelection(EventList):

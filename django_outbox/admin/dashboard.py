@@ -109,13 +109,9 @@ def _url(problem: Problem) -> str:
         return links.url("outboxstream_changelist", state="blocked")
     if kind == "stalled":
         return links.url("outboxevent_changelist", state="retrying")
-    tables = {
-        "late": "queues",
-        "unserved": "queues",
-        "failing": "listeners",
-        "unrouted": "listeners",
-    }
-    return f"#outbox-{tables.get(kind, 'workers')}"
+    if kind in ("late", "unserved"):
+        return "#outbox-queues"
+    return "#outbox-listeners" if kind in ("failing", "unrouted") else "#outbox-workers"
 
 
 def tiles(overview: Overview, charts: Sequence[Chart]) -> list[tuple[str, str, bool]]:
