@@ -162,10 +162,9 @@ class Heartbeat:
         now, rows = dialect_of(connection).clock(), OutboxWorker.objects.using(connection.alias)
         silent, oldest = now - timedelta(seconds=LOST_AFTER * self._held.lease), now - LOST_KEPT_FOR
         lost = rows.filter(heartbeat_at__lt=silent).order_by("-heartbeat_at", "pk")
-        kept = lost.filter(heartbeat_at__gte=oldest).values_list("pk", flat=True)[:MAX_LOST]
-        gone = lost.exclude(pk__in=[*kept]).values_list("pk", flat=True)[:MAX_REMOVED]
-        if removed := [*gone]:
-            rows.filter(pk__in=removed).delete()
+        found = lost.values_list("pk", "heartbeat_at")[: MAX_LOST + MAX_REMOVED]
+        if gone := [pk for place, (pk, at) in enumerate(found) if place >= MAX_LOST or at < oldest]:
+            rows.filter(pk__in=gone).delete()
 
     def _others(self, connection: BaseDatabaseWrapper) -> list[dict[str, Any]]:
         """Return what the rows of the other live workers say; standbys do not count."""

@@ -10,7 +10,7 @@ from django.db import connection
 
 import django_outbox as outbox
 from django_outbox import doorbell
-from django_outbox.conf import CENTURY
+from django_outbox.setting_rules import CENTURY
 from django_outbox.sql import dialect_of
 from django_outbox.sql.values import Claimed, Found
 from django_outbox.worker.polling import Throttle
