@@ -110,8 +110,7 @@ class TableQuerySet(models.QuerySet[M]):
         """Delete expired rows, the oldest first, in batches; yield the size of each delete."""
         old = self._all_rows().expired(settings).order_by("started_at")
         count = size = settings.PURGE_BATCH_SIZE
-        while count == size:
-            ids = [*old.values_list("pk", flat=True)[:size]]
+        while count == size and (ids := [*old.values_list("pk", flat=True)[:size]]):
             count = self._all_rows().filter(pk__in=ids)._delete_unlocked()
             yield count
 

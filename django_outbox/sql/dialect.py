@@ -183,11 +183,19 @@ class Dialect(Inserting, Settling):
 
         These are counted up to ``most``.
         """
-        heads = self.heads(streams=streams, statuses=statuses)
-        backlog = f"""SELECT MAX(stream), COUNT(*) FROM (SELECT stream
+        selects = [
+            f"""SELECT stream, seq, id, NULL FROM {self._event} WHERE stream = %s AND {each}
+                ORDER BY seq LIMIT 1"""
+            for each in self._conditions(statuses)
+        ]
+        backlog = f"""SELECT MAX(stream), NULL, NULL, COUNT(*) FROM (SELECT stream
             FROM {self._event} WHERE stream = %s AND status IN (0, 2) AND {INDEXED}
             LIMIT {int(most)}) backlog"""
-        counts: dict[str, int] = dict(self._rows_of_each([(backlog, [each]) for each in streams]))
+        rows = self._rows_of_each(
+            [(sql, [each]) for each in streams for sql in (*selects, backlog)]
+        )
+        heads = {row[0]: row[2] for row in sorted(r for r in rows if r[3] is None)[::-1]}
+        counts = {stream: count for stream, _, _, count in rows if count is not None}
         return {each: (heads.get(each), counts.get(each, 0)) for each in streams}
 
     def neighbours(
