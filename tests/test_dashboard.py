@@ -316,7 +316,7 @@ def test_41_it_costs_few_queries(
     admin_client: Client, setting: str, django_assert_max_num_queries: Any
 ) -> None:
     getattr(scene, setting)()
-    with django_assert_max_num_queries(16):
+    with django_assert_max_num_queries(15):
         body(admin_client)
 
 
