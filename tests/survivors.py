@@ -236,7 +236,7 @@ SURVIVORS = (
     Survivor(
         name="a batch without an outcome that counts as a success",
         edits=[
-            ("delivery/verdicts.py", "next(iter(decisions), LOST))", "next(iter(decisions), DONE))")
+            ("delivery/decide.py", "next(iter(decisions), LOST))", "next(iter(decisions), DONE))")
         ],
         test="tests/unit/test_breaker.py::test_a_batch_has_failed_if_all_that_it_called_has",
     ),

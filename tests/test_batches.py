@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import django_outbox as outbox
-from django_outbox.delivery.verdicts import Halving
+from django_outbox.delivery.decide import Halving
 from django_outbox.exceptions import PayloadError
 from django_outbox.listeners import options, registry
 from django_outbox.listeners.options import Batching

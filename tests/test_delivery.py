@@ -14,10 +14,9 @@ import pytest
 from django.db import connection
 
 import django_outbox as outbox
-from django_outbox.delivery.call import Call
+from django_outbox.delivery.call import Call, drain_ending_errors
 from django_outbox.delivery.delivery import Delivery
 from django_outbox.delivery.drivers import adrive, drive
-from django_outbox.delivery.interceptors import drain_ending_errors
 from django_outbox.delivery.lease import Lease
 from django_outbox.delivery.route import is_async
 from django_outbox.listeners.outcomes import DONE, Decision, Status

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import ExitStack
+from contextvars import ContextVar
 from dataclasses import dataclass
 from inspect import isawaitable
 from math import inf
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import async_to_sync, sync_to_async
 from django.db import InterfaceError, OperationalError, connections
@@ -27,26 +28,25 @@ from ..listeners.registry import Listener
 from ..log import first_line
 from ..signals import announce, listener_overdue
 from ..sql import dialect_of
-from .decide import checked, thread_limit
-from .interceptors import ends_drain, intercept
+from .decide import NotBegun, NotOurs, checked, thread_limit
 from .lease import Lease
+
+if TYPE_CHECKING:
+    from .delivery import Delivery
 
 logger = logging.getLogger("django_outbox")
 
 CHECK_INTERVAL = 0.1  # seconds between two checks while a listener waits for a database connection
 CANCELLATION_GRACE = 1.0  # seconds in which a cancelled coroutine has to end
 
+# Exceptions that end drain().
+drain_ending_errors: ContextVar[tuple[type[BaseException], ...]] = ContextVar(
+    "drain_ending_errors", default=()
+)
+
 
 class CallAbandoned(BaseException):
     """Ends a thread whose call was written off: the delivery is no longer its own."""
-
-
-class NotBegun(Exception):
-    """The process lacked what a call needs: its transaction could not begin, or a thread start."""
-
-
-class NotOurs(Exception):
-    """The lease of a call had ended when it was to be settled; its transaction is undone."""
 
 
 class _Rollback(Exception):
@@ -58,16 +58,6 @@ class _Raised:
     """A returned exception: raised in a task, some end the event loop, and asgiref adds frames."""
 
     error: BaseException
-
-
-class Owner(Protocol):
-    """The delivery that makes a call."""
-
-    alias: str
-    lead: Lease  # its first event: the clock of its calls
-
-    def commit(self, call: Call, answer: Any) -> bool:
-        """Settle in an atomic listener's transaction; return whether the leases were ours."""
 
 
 class Call:
@@ -86,7 +76,11 @@ class Call:
     _ended: threading.Lock | None = None  # taken by who ends it
 
     def __init__(
-        self, owner: Owner, listener: Listener, leases: list[Lease], failure: Failure | None = None
+        self,
+        owner: Delivery,
+        listener: Listener,
+        leases: list[Lease],
+        failure: Failure | None = None,
     ) -> None:
         """``failure``: of the listener; then its fallback is called."""
         self.owner, self.listener, self.leases, self.failure = owner, listener, leases, failure
@@ -214,23 +208,27 @@ class Call:
     async def _await_with_timeout(self, awaitable: Awaitable[Any]) -> Any:
         """Return what the listener returned or raised; cancel it after the timeout."""
         lease, timeout = self.owner.lead, self.timeout
-        started = lease.clock
+        started, timer = lease.clock, None if timeout is None else Timer(timeout, lease)
         try:
-            return await with_timeout(timeout, _await_guarded(awaitable), lease)
-        except asyncio.TimeoutError as error:  # ours, or one of the listener's own
-            if timeout is None or lease.clock - started < timeout:
+            return await awaitable
+        except (asyncio.CancelledError, KeyboardInterrupt, SystemExit, Exception) as error:
+            is_late = timeout is not None and lease.clock - started >= timeout
+            if isinstance(error, asyncio.CancelledError):
+                if lease.cancelled and not is_late:  # by the worker, which is stopping
+                    raise
+                # Else the listener has cancelled itself. If the loop was blocked, a worker that is
+                # stopping may come before the timer.
+                is_late = is_late and (lease.cancelled or (timer is not None and timer.expired))
+            elif not isinstance(error, asyncio.TimeoutError):
+                is_late = False
+            if not is_late:
                 return _Raised(error)
             timeout_error = self.timeout_error("cancelled")
             timeout_error.__cause__ = error
             return _Raised(timeout_error)
-        except asyncio.CancelledError as error:
-            if lease.cancelled:  # by the worker, which is stopping
-                if timeout is not None and lease.clock - started >= timeout:  # the loop was blocked
-                    return _Raised(self.timeout_error("cancelled"))
-                raise
-            return _Raised(error)
-        except Exception as error:  # noqa: BLE001 - a listener may raise anything
-            return _Raised(error)
+        finally:
+            if timer is not None:
+                timer.stop()
 
     # -- for both --------------------------------------------------------------------------------
 
@@ -271,31 +269,8 @@ class Call:
         return ListenerTimeout(f"{where} ran longer than {self.timeout} s; {consequence}")
 
 
-async def _await_guarded(awaitable: Awaitable[Any]) -> Any:
-    """Await; return exceptions that would end the event loop instead of raising them."""
-    try:
-        return await awaitable
-    except (KeyboardInterrupt, SystemExit) as error:
-        return _Raised(error)
-
-
-async def with_timeout(timeout: float | None, awaitable: Awaitable[Any], lease: Lease) -> Any:
-    """Await like ``asyncio.wait_for``, but measure the timeout by the lease's clock."""
-    if timeout is None:
-        return await awaitable
-    timer = Timer(timeout, lease)
-    try:
-        return await awaitable
-    except asyncio.CancelledError as error:
-        if timer.expired and not lease.cancelled:
-            raise asyncio.TimeoutError from error
-        raise
-    finally:
-        timer.stop()
-
-
 class Timer:
-    """Cancels the task that creates it after ``timeout`` seconds, unless ``stop`` comes first."""
+    """Cancels the task that creates it after ``timeout`` seconds of the lease's clock."""
 
     def __init__(self, timeout: float, lease: Lease) -> None:
         self.expired = False
@@ -333,3 +308,42 @@ def as_async(call: Any) -> Callable[..., Awaitable[Any]]:
         return await answer if isawaitable(answer) else answer
 
     return in_thread
+
+
+def ends_drain(error: BaseException) -> bool:
+    """Return whether a listener's exception ends ``drain()`` instead of counting as a failure."""
+    return isinstance(error, drain_ending_errors.get())
+
+
+def intercept(
+    subject: Event | list[Event], interceptors: Iterable[Callable[[Any], Any]]
+) -> ExitStack:
+    """Enter every interceptor with an event, or the events of a batch, in order.
+
+    Leaving the stack leaves them in reverse.
+
+    An error on entering one is raised after the ones before it were left.
+    """
+    with ExitStack() as stack:
+        for interceptor in interceptors:
+            manager = interceptor(subject)
+            if not hasattr(manager, "__enter__") or not hasattr(manager, "__exit__"):
+                raise TypeError(
+                    f"The interceptor {interceptor!r} returned {manager!r}; expected a context "
+                    "manager, as @contextmanager makes one."
+                )
+            manager.__enter__()
+            stack.push(_leaving(manager, interceptor))
+        return stack.pop_all()
+
+
+def _leaving(manager: Any, interceptor: Any) -> Callable[..., None]:
+    def leave(*raised: Any) -> None:
+        try:
+            manager.__exit__(*raised)  # its result is ignored: it cannot swallow the error
+        except BaseException as error:
+            if ends_drain(error):
+                raise
+            logger.exception("interceptor failed at its end interceptor=%r", interceptor)
+
+    return leave

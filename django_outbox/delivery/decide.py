@@ -1,19 +1,24 @@
-"""Turn what a listener returned or raised into one decision, without touching the database."""
+"""Turn what a listener returned or raised into decisions, without touching the database."""
 
 from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import inf
 from typing import Any
 
+from .. import hooks
 from ..clocks import monotonic
+from ..conf import Settings
 from ..exceptions import BrokerUnavailable, PayloadError, RetryAfter, Unrecoverable
 from ..listeners import retry
-from ..listeners.outcomes import DONE, Dead, Decision, Defer, Done, Failure, Status
+from ..listeners.outcomes import DONE, LOST, Dead, Decision, Defer, Done, Failure, Status
+from ..listeners.registry import Listener
 from ..log import first_line, text_of
+from .lease import Lease
 
 logger = logging.getLogger("django_outbox")
 
@@ -25,6 +30,28 @@ UNAVAILABLE_DELAY = 1.0  # seconds; the circuit breaker, which opens at once, is
 ERROR_DELAY = 5.0  # seconds to the next delivery after an error that is not a listener's
 NO_THREAD = "can't start new thread"  # the words of CPython
 REFUSED_FOR = 3 * ERROR_DELAY  # seconds that a worker is not ready after it lacked a thread
+
+AT_ONCE = Decision(status=Status.NEW, delay=0.0, outcome="deferred")
+# On a delivery that failed outside its listener.
+AFTER_ERROR = Decision(status=Status.NEW, delay=ERROR_DELAY, outcome="deferred")
+# What an event dies of at once, even if only the answer to a shared call names it.
+FATAL = (Unrecoverable, PayloadError)
+
+# Failed calls in a row after which it may be an outage. One event that fails causes no two in a
+# row: the half without it succeeds.
+OUTAGE_AFTER = 8
+FIRST_SPLIT = 3  # calls: the whole and its two halves
+
+# An event, the answer to it, and the decision; None: it is to be repeated, uncounted.
+Verdict = tuple[Lease, Any, Decision | None]
+
+
+class NotBegun(Exception):
+    """The process lacked what a call needs: its transaction could not begin, or a thread start."""
+
+
+class NotOurs(Exception):
+    """The lease of a call had ended when it was to be settled; its transaction is undone."""
 
 
 def decide(
@@ -83,20 +110,6 @@ def failed(
     )
 
 
-def failed_together(
-    error: BaseException, executions: int, policy: retry.RetryPolicy, max_attempts: int
-) -> Decision:
-    """Decide on an exception of a call that the event shared with others: it never dies of it.
-
-    Its last execution is its own, so it comes back even after what no policy repeats.
-    """
-    decision = failed(error, executions, policy, max_attempts)
-    if decision.status is not Status.DEAD:
-        return decision
-    delay = retry.bounded(error.delay) if isinstance(error, RetryAfter) else ALONE_DELAY
-    return replace(decision, status=Status.RETRY, delay=delay, spent=1, outcome="retry")
-
-
 def recovered(answer: Any, *, failure: Failure, after: Decision) -> Decision:
     """Decide after a fallback: done, unless it failed too or returned ``Dead`` or ``Defer``."""
     if isinstance(answer, BaseException):
@@ -109,11 +122,6 @@ def recovered(answer: Any, *, failure: Failure, after: Decision) -> Decision:
         return replace(after, status=Status.DONE, outcome="done")
     first = describe(failure.exception, room=ERROR_LENGTH // 2)
     return replace(after, error=clean(f"{first.rstrip()}\n\nThe fallback: {text}"))
-
-
-def deferred_after_error() -> Decision:
-    """Decide on a delivery that failed outside its listener: defer it, uncounted."""
-    return Decision(status=Status.NEW, delay=ERROR_DELAY, outcome="deferred")
 
 
 def dead(reason: str, *, kind: str, spent: int = 0) -> Decision:
@@ -209,3 +217,124 @@ def _unknown(answer: Any) -> TypeError:
         f"A batch listener answered {type(answer).__name__} for this event; expected None, Done, "
         "Defer, Dead or an exception instance."
     )
+
+
+def own(answer: Any, lease: Lease, listener: Listener, settings: Settings) -> Decision:
+    """Decide on the answer to one event, or on what a call of its own raised."""
+    if answer is None or isinstance(answer, Done):
+        return DONE
+    if isinstance(answer, NotBegun):
+        return AFTER_ERROR
+    if isinstance(answer, NotOurs):
+        return LOST
+    limit = settings.DEFER_LIMIT
+    return decide(
+        answer,
+        attempts=lease.attempts,
+        policy=listener.retry or hooks.retry_policy(),
+        max_attempts=settings.MAX_ATTEMPTS,
+        age=0.0 if limit is None else lease.age,
+        defer_limit=limit,
+    )
+
+
+def shared(error: BaseException, lease: Lease, listener: Listener, settings: Settings) -> Decision:
+    """Decide on an exception of a call that the event shared with others: it never dies of it.
+
+    Its last execution is its own, so it comes back even after what no policy repeats. If some of
+    the others were lost, it comes back at once.
+    """
+    if isinstance(error, NotBegun):
+        return AFTER_ERROR
+    if isinstance(error, NotOurs):
+        return AT_ONCE
+    policy = listener.retry or hooks.retry_policy()
+    decision = failed(error, lease.attempts + 1, policy, settings.MAX_ATTEMPTS)
+    if decision.status is not Status.DEAD:
+        return decision
+    delay = retry.bounded(error.delay) if isinstance(error, RetryAfter) else ALONE_DELAY
+    return replace(decision, status=Status.RETRY, delay=delay, spent=1, outcome="retry")
+
+
+def verdicts(
+    part: list[Lease], answers: list[Any] | None, listener: Listener, settings: Settings
+) -> list[Verdict]:
+    """Decide on each event of a call by its answer."""
+    if answers is None:
+        return [(each, None, DONE) for each in part]
+    found: list[Verdict] = []
+    stopped: set[str] = set()
+    for lease, answer in zip(part, answers, strict=True):
+        if lease.stream in stopped:
+            found.append((lease, answer, None))
+            continue
+        if len(part) == 1 or not isinstance(answer, BaseException) or isinstance(answer, FATAL):
+            decision = own(answer, lease, listener, settings)
+        else:
+            decision = shared(answer, lease, listener, settings)
+        if lease.stream is not None and decision.status is not Status.DONE:
+            stopped.add(lease.stream)
+        found.append((lease, answer, decision))
+    return found
+
+
+def needs_fallback(listener: Listener, answer: Any, decision: Decision) -> bool:
+    """Return whether a listener has failed for good with an exception, and has a fallback."""
+    is_final = decision.status is Status.DEAD and isinstance(answer, BaseException)
+    return is_final and listener.fallback is not None
+
+
+def for_breaker(decisions: Sequence[Decision]) -> Decision:
+    """Return the decision on a call that its queue's circuit breaker counts.
+
+    A call has failed if all its events have, and has not reached anything if one says so.
+    """
+    for each in decisions:
+        if each.unavailable:
+            return each
+    return next((each for each in decisions if not each.spent), next(iter(decisions), LOST))
+
+
+class Halving:
+    """Iterates over the parts to call, the whole first; ``note`` tells it how each call ended.
+
+    It goes breadth first, so that a half without a fault ends a row of failures soon. It stops if
+    both halves of the whole fail with the same type of exception, or after ``OUTAGE_AFTER``
+    failures in a row. Single events are not split.
+    """
+
+    def __init__(self, whole: list[Any]) -> None:
+        self._queue: deque[tuple[list[Any], BaseException | None]] = deque([(whole, None)])
+        self._errors: list[type[BaseException] | None] = []  # of the parts so far
+        self._failures = 0  # in a row
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        while not self.is_over:
+            self._errors.append(None)
+            yield self._queue.popleft()[0]
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether nothing is to be called any more."""
+        return not self._queue or self._is_outage
+
+    def note(self, part: list[Any], error: BaseException | None) -> None:
+        """Note how the call of the last part ended, if there was one; an error halves it."""
+        self._errors[-1] = None if error is None else type(error)
+        self._failures = 0 if error is None else self._failures + 1
+        if error is not None and len(part) > 1:
+            middle = (len(part) + 1) // 2
+            self._queue += [(part[:middle], error), (part[middle:], error)]
+
+    def rest(self) -> list[tuple[list[Any], BaseException | None]]:
+        """Return the parts that are not called again, each with the error of a call with it."""
+        return [*self._queue]
+
+    @property
+    def _is_outage(self) -> bool:
+        if self._failures >= OUTAGE_AFTER:
+            return True
+        if len(self._errors) != FIRST_SPLIT:
+            return False
+        _, first, second = self._errors
+        return first is not None and first is second

@@ -18,18 +18,20 @@ from ..listeners.registry import Listener
 from ..signals import announce, batch_called, event_decided, event_started
 from ..sql.halving import settle_within
 from ..sql.values import NO_PAUSES, Ending, LeaseKind, Pauses
-from . import verdicts
-from .call import Call, NotBegun, NotOurs
-from .decide import WrongAnswer, describe, name, recovered
+from . import decide
+from .call import Call
+from .decide import AT_ONCE, Halving, Verdict, describe, name
 from .drivers import PASS_ON, Steps, Tidy
 from .lease import Lease
 from .route import prepare, routed
-from .verdicts import AT_ONCE, Halving, Verdict
 
 logger = logging.getLogger("django_outbox")
 
 # What a call raises for all of its events; it is not split.
-FOR_ALL = (RetryAfter, BrokerUnavailable, ListenerTimeout, WrongAnswer, NotBegun, NotOurs)
+FOR_ALL = (
+    *(RetryAfter, BrokerUnavailable, ListenerTimeout),
+    *(decide.WrongAnswer, decide.NotBegun, decide.NotOurs),
+)
 
 Decided = list[tuple[Lease, Decision]]
 Report = Callable[[Listener, Decision], None]
@@ -149,7 +151,7 @@ class Delivery:
                 if event_started.receivers:
                     announce(event_started, sender=self.alias, event=lease.event, listener=found)
                 return True
-            decision = verdicts.own(error, lease, found, self._settings)
+            decision = decide.own(error, lease, found, self._settings)
             lease.note_failure(decision, listener=found.title, seconds=0.0)
         else:
             decision = found
@@ -207,14 +209,20 @@ class Delivery:
             return
         failed = isinstance(answer, BaseException)
         if listener.batching is not None:
-            self._announce_batch(call)
+            announce(
+                batch_called,
+                sender=self.alias,
+                listener=listener,
+                size=len(part),
+                duration=call.seconds,
+            )
         if self._halving is not None:
             # What fails for all of its events is not split.
             split = part[:1] if isinstance(answer, FOR_ALL) else part
             self._halving.note(split, answer if failed else None)
         if failed and len(part) > 1:
             # Unrecoverable does not count.
-            self._count(verdicts.own(answer, part[0], listener, self._settings))
+            self._count(decide.own(answer, part[0], listener, self._settings))
             if isinstance(answer, FOR_ALL):
                 self._fail_together(part, answer)
             else:
@@ -222,11 +230,11 @@ class Delivery:
             return
         found: list[Verdict] = call.committed or self._verdicts(call, answer)
         decisions = [each for _, _, each in found if each is not None and each is not LOST]
-        self._count(verdicts.for_breaker(decisions))
+        self._count(decide.for_breaker(decisions))
         for lease, said, decision in found:
             if decision is None:
                 self._repeat(lease)
-            elif verdicts.needs_fallback(listener, said, decision):
+            elif decide.needs_fallback(listener, said, decision):
                 self._failed.append((lease, _failure(lease, listener, said), decision))
             else:
                 self._record(lease, decision)
@@ -255,14 +263,14 @@ class Delivery:
         """Return what a call's answer means for each of its events."""
         part, rules = call.leases, (self._listener, self._settings)
         if call.failure is not None:
-            if isinstance(answer, (NotBegun, NotOurs)):
-                decision = verdicts.own(answer, part[0], *rules)
+            if isinstance(answer, (decide.NotBegun, decide.NotOurs)):
+                decision = decide.own(answer, part[0], *rules)
             else:
                 after = self._failed[0][2]
-                decision = recovered(answer, failure=call.failure, after=after)
+                decision = decide.recovered(answer, failure=call.failure, after=after)
             return [(part[0], answer, decision)]
         is_list = answer is None or (self._listener.batching and isinstance(answer, list))
-        return verdicts.of(part, answer if is_list else [answer], *rules)
+        return decide.verdicts(part, answer if is_list else [answer], *rules)
 
     def _record(self, lease: Lease, decision: Decision) -> None:
         """Note what was decided on an event, for its history too, and send the signal."""
@@ -290,7 +298,7 @@ class Delivery:
             if each.stream in failed:
                 self._repeat(each)
                 continue
-            self._record(each, verdicts.shared(error, each, self._listener, self._settings))
+            self._record(each, decide.shared(error, each, self._listener, self._settings))
             if each.stream is not None:
                 failed.add(each.stream)
 
@@ -305,15 +313,6 @@ class Delivery:
                 for each in kept:
                     self._record(each, AT_ONCE)
 
-    def _announce_batch(self, call: Call) -> None:
-        announce(
-            batch_called,
-            sender=self.alias,
-            listener=self._listener,
-            size=len(call.leases),
-            duration=call.seconds,
-        )
-
     # -- atomic listeners ------------------------------------------------------------------------
 
     def commit(self, call: Call, answer: Any) -> bool:
@@ -322,7 +321,7 @@ class Delivery:
         found: list[Verdict] = []
         endings: dict[LeaseKind, list[Ending]] = {}
         for lease, said, decision in self._verdicts(call, answer):
-            if not decision or verdicts.needs_fallback(self._listener, said, decision):
+            if not decision or decide.needs_fallback(self._listener, said, decision):
                 found.append((lease, said, decision))
                 continue
             lease.note_failure(decision, listener=self._listener.title, seconds=seconds)

@@ -16,8 +16,8 @@ from ..listeners.registry import Listener
 from ..models import live_workers
 from ..models.pause_queryset import holding
 from ..sql.values import Pauses
+from .call import ends_drain
 from .decide import clean, dead, describe, failed, name
-from .interceptors import ends_drain
 from .lease import Lease
 
 logger = logging.getLogger("django_outbox")

@@ -7,7 +7,7 @@ from sys import maxsize
 from typing import Protocol
 
 from ..conf import current
-from ..delivery.decide import deferred_after_error
+from ..delivery.decide import AFTER_ERROR
 from ..delivery.delivery import Delivery, Report
 from ..delivery.lease import Lease
 from ..delivery.route import batch_listener, batch_size
@@ -148,6 +148,6 @@ class Deliveries:
 
     def end(self, delivery: Delivery) -> None:
         """Pass on what a delivery has decided that went wrong; what it left comes back."""
-        delivery.decided += [(lease, deferred_after_error()) for lease in delivery.left.values()]
+        delivery.decided += [(lease, AFTER_ERROR) for lease in delivery.left.values()]
         delivery.left.clear()
         self.put(self.pass_on(delivery))

@@ -16,10 +16,9 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..clocks import monotonic
 from ..conf import current
-from ..delivery.call import Call
+from ..delivery.call import Call, drain_ending_errors
 from ..delivery.delivery import Delivery
 from ..delivery.drivers import drive
-from ..delivery.interceptors import drain_ending_errors
 from ..delivery.lease import Lease
 from ..delivery.route import PAUSED
 from ..events import as_utc

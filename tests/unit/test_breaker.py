@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from django_outbox.conf import Settings
-from django_outbox.delivery.verdicts import for_breaker
+from django_outbox.delivery.decide import for_breaker
 from django_outbox.listeners.outcomes import DONE, LOST, Decision, Status
 from django_outbox.listeners.registry import ANY, Listener
 from django_outbox.queue_settings import BreakerSettings

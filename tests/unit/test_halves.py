@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from django_outbox.delivery.verdicts import Halving
+from django_outbox.delivery.decide import Halving
 
 BROKEN = ValueError("the listener fails")
 

@@ -21,8 +21,8 @@ from django.db.models import Q
 
 from ... import hooks, transactions
 from ...conf import current
+from ...delivery.call import ends_drain
 from ...delivery.decide import decide
-from ...delivery.interceptors import ends_drain
 from ...events import Event, as_utc
 from ...exceptions import OutboxError
 from ...listeners import registry
