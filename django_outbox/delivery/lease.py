@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import lru_cache
@@ -285,11 +285,6 @@ def lease_from_row(
         place if place is not None and is_slot(place) else None,
         *known,
     )
-
-
-def of_rows(leases: Iterable[Lease]) -> dict[str, Any]:
-    """Return the ids of rows, each with when it or its stream was leased."""
-    return {each.id: each.locked_at for each in leases}
 
 
 class Columns(NamedTuple):

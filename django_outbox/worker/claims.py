@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from math import ceil, inf
@@ -105,16 +105,13 @@ class Claims:
         leases, queues = yield from coalesce_and_complete(leases, self._held)
         if queues:
             yield from self._look_at(dict.fromkeys(queues, 0.0))
-            leases = [each for each in leases if each.stream is None]
-            if self._several or may_be_paused:  # some have a listener only now
-                leases = yield from self._placed(leases)
+            # Some have a listener only now.
+            leases = yield from self._placed([each for each in leases if each.stream is None])
         new = self._held.add_rows(leases)
-        self._pools.claimed(new)
-        if rescued := [each for each in new if each.rescued]:
-            yield partial(report_rescues, leases=rescued)
+        dead = yield from self._note(new)
         source = "cold" if hot is None else "hot"
         announce(events_claimed, sender=self._alias, count=len(new), source=source)
-        for each in self._dead(new):
+        for each in dead:
             self._pools.settle(each)
         self._pools.put([each for each in new if not each.decided])
         if len(new) < SMALL_CLAIM and self._gates:
@@ -291,17 +288,17 @@ class Claims:
                 continue
             taken += read.leases
             ready.append(read)
-        if rescued := [each for each in taken if each.rescued]:
-            yield partial(report_rescues, leases=rescued)
-        dead = self._dead(taken)
+        dead = yield from self._note(taken)
         self._runs.add_events(ready)
         for each in dead:
             self._pools.settle(each)
-        self._pools.claimed(taken)
         return len(taken)
 
-    def _dead(self, leases: Iterable[Lease]) -> list[tuple[Lease, Decision]]:
-        """Decide that events are dead with which too many workers were lost."""
+    def _note(self, leases: Sequence[Lease]) -> Steps[list[tuple[Lease, Decision]]]:
+        """Note what is to run here; decide what is dead: too many workers were lost with it."""
+        self._pools.claimed(leases)
+        if rescued := [each for each in leases if each.rescued]:
+            yield partial(report_rescues, leases=rescued)
         found = [each for each in leases if each.rescues >= self._settings.MAX_RESCUES]
         for lease in found:
             lease.decided = True
@@ -312,30 +309,28 @@ class Claims:
         now, started = self._at or stored_instant(found.now), monotonic()
         assert now is not None
         pauses, leases = self.known_pauses.pauses, list[Lease]()
-
-        def plan(due: float, queue: str | None = None) -> StreamRead:
-            self.empty += not leases
-            return StreamRead(run, found.seq, leases, due, queue)
-
-        due = inf if retry is None else started + (retry - now).total_seconds()
+        due, queue = inf if retry is None else started + (retry - now).total_seconds(), None
         for row in found.rows:
             if row[STATUS] == Status.DEAD:
-                return plan(due)  # it blocks the events behind it, not a retry before it
+                break  # it blocks the events behind it, not a retry before it
             if row[ROUTED_UNTIL] is not None and row[ROUTED_UNTIL] < row[SEQ]:
                 return StreamRead(run, found.seq, leases, started + ROUTING_WAIT)
             if (pause := holding(pauses, *pause_of(row))) is not None:
-                return plan(started, None if leases else parked_queue(pause))
+                due, queue = started, parked_queue(pause)
+                break
             next_try = stored_instant(row[DELIVER_AT])
             if next_try is not None and next_try > now:
-                queue = None if leases else expected_queue(row[LISTENER], row[ROW_QUEUE])
-                return plan(started + (next_try - now).total_seconds(), queue)
+                due = started + (next_try - now).total_seconds()
+                queue = expected_queue(row[LISTENER], row[ROW_QUEUE])
+                break
             leases.append(self._lease(row, run, found.now, next_try, is_head=not leases))
-        if len(found.rows) == limit:
+        else:
             lane, _ = split_stream(found.name)
             # Only in the key's own stream is the version the number of its newest event.
-            if lane or found.rows[-1][SEQ] != found.seq:
+            if len(found.rows) == limit and (lane or found.rows[-1][SEQ] != found.seq):
                 due = 0.0
-        return plan(due)
+        self.empty += not leases
+        return StreamRead(run, found.seq, leases, due, None if leases else queue)
 
     def _lease(
         self, row: Row, run: Run, now: Any, next_try: datetime | None, *, is_head: bool

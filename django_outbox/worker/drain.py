@@ -224,7 +224,7 @@ class Drain(Settles):
             return self._followers.pop()
         if not len(self.ready) and (runs := self._runs.to_read(monotonic(), GATHER_COUNT)):
             perform(self._connection, self._claims.read(runs, GATHER_COUNT))
-        return self.ready.take_now()  # type: ignore[return-value]  # no delivery is put back here
+        return next(iter(self.ready.get_all(1)), None)  # type: ignore[return-value]
 
     def _deliver(self, found: Lease | Lane, room: int) -> None:
         leases = [found] if isinstance(found, Lease) else self._deliveries.take(found, room)

@@ -124,9 +124,9 @@ class Seat:
         """Queue what it has taken and not begun, unstarted; called by the watchdog, too."""
         while (lease := popped(self._started)) is not None:
             lease.started_at = 0.0
-            self._gate.ready.put_again(lease)
+            self._gate.ready.add(lease)
         if (found := popped(self._next_up)) is not None:
-            self._gate.ready.put_again(found)
+            self._gate.ready.add(found)
 
     def _pass_time(self, leases: list[Lease]) -> None:
         if self._followers:
@@ -301,7 +301,7 @@ class Executor:
             log_failed(delivery.lead)
             self.deliveries.end(delivery)
         if delivery.left:
-            self.gate.ready.put_again(delivery)
+            self.gate.ready.add(delivery)
         self._is_deciding = False
         self._to_start.append(successor.thread)
 

@@ -175,7 +175,7 @@ class Gate:
         if load.started <= self.settings.WORKERS and waited <= SHRINK_ABOVE:
             return
         with self._held.lock:
-            load.reset_starts()
+            load.started, load.longest_wait = 0, -inf
         if waited > SHRINK_ABOVE:
             self._size = max(self._size // 2, least)
         elif waited < GROW_BELOW and (self.more or len(self.offers)):
@@ -280,7 +280,7 @@ class Gates:
     def __init__(self, gates: Iterable[Gate], *, decisions: Decisions, wakeup: Wakeup) -> None:
         self.by_queue = {each.name: each for each in gates}
         self.decisions, self.wakeup = decisions, wakeup
-        self.settle = decisions.put  # has a decision settled
+        self.settle = decisions.add  # has a decision settled
         self.others = 0  # other live workers; set by the heartbeat
 
     def __iter__(self) -> Iterator[Gate]:

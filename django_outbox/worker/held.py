@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import inf
+from typing import Any
 
 from ..clocks import monotonic
 from ..delivery.lease import Lease, Run
@@ -23,11 +24,7 @@ class Load:
         self.followers = 0  # of these, those that wait behind others of their stream
         self.payload_bytes = 0  # of all of them
         self.last_start = 0.0  # monotonic; when one was last started
-        # Starts since the last ``reset_starts``, and the longest wait (seconds) before one.
-        self.started, self.longest_wait = 0, -inf
-
-    def reset_starts(self) -> None:
-        """Reset the count of starts and the longest wait."""
+        # Starts since the gate last asked, and the longest wait (seconds) before one.
         self.started, self.longest_wait = 0, -inf
 
 
@@ -320,6 +317,6 @@ def _is_late(run: Run, before: float, queue: str) -> bool:
     return since < before and all(lease.is_waiting for lease in run.out)
 
 
-def ids_and_leases(runs: Iterable[Run]) -> dict[str, object]:
-    """Return the ids of runs, each with when it was leased."""
-    return {each.id: each.locked_at for each in runs}
+def ids_and_leases(leased: Iterable[Run | Lease]) -> dict[str, Any]:
+    """Return the ids of runs or rows, each with when it or its stream was leased."""
+    return {each.id: each.locked_at for each in leased}

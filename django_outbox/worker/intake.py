@@ -30,7 +30,7 @@ from functools import partial
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..clocks import monotonic
-from ..delivery.lease import Lease, columns_of, lease_from_row, of_rows, row_run
+from ..delivery.lease import Lease, columns_of, lease_from_row, row_run
 from ..events import SLOT_PREFIX, slot_of, stream_of
 from ..listeners.history import Entry, with_entries
 from ..listeners.queues import UNROUTED, Route, missing_of, receipt_of, routes_of
@@ -42,7 +42,7 @@ from ..sql.settle import MOST_ROWS
 from ..sql.statements import all_or_nothing
 from ..sql.values import FULL
 from .effects import Steps, ask
-from .held import Held
+from .held import Held, ids_and_leases
 
 logger = logging.getLogger("django_outbox")
 
@@ -166,7 +166,7 @@ def _route(connection: BaseDatabaseWrapper, leases: Sequence[Lease]) -> set[str]
     with all_or_nothing(connection):
         dialect.touch(_places(leases, routes))
         dialect.route_rows(
-            me=one.owner, leases=of_rows(leases), route=first, receipt=receipt, kind=one.kind
+            me=one.owner, leases=ids_and_leases(leases), route=first, receipt=receipt, kind=one.kind
         )
         for each in routes:
             if each is not first:
@@ -222,7 +222,7 @@ def report_rescues(connection: BaseDatabaseWrapper, leases: Sequence[Lease]) -> 
 
 def _note(connection: BaseDatabaseWrapper, leases: Sequence[Lease]) -> None:
     """Add the same lost worker to the history of each event; they are delivered in any case."""
-    first, rows = leases[0], of_rows(leases)
+    first, rows = leases[0], ids_and_leases(leases)
     lost = Entry(at=first.database_now, kind="lost", number=first.rescues, by=first.previous_owner)
     try:
         with all_or_nothing(connection):

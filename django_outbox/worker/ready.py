@@ -32,7 +32,7 @@ class BlockingQueue(Generic[T]):
     def __init__(self, on_idle: Callable[[], None] = lambda: None) -> None:
         """``on_idle`` is called by a thread that finds the queue empty, before it waits."""
         self._queue: SimpleQueue[T | None] = SimpleQueue()
-        self.put: Callable[[T], None] = self._queue.put
+        self.add: Callable[[T], None] = self._queue.put
         self._on_idle = on_idle
         self._idle: deque[None] = deque()  # one for each thread that waits; its methods are atomic
 
@@ -44,7 +44,7 @@ class BlockingQueue(Generic[T]):
         """Return how many threads wait for an item."""
         return len(self._idle)
 
-    def take(self, timeout: float) -> T | None:
+    def get(self, timeout: float) -> T | None:
         """Return the next item, or None after ``timeout`` seconds or when woken to stop."""
         try:
             return self._queue.get_nowait()
@@ -58,7 +58,7 @@ class BlockingQueue(Generic[T]):
         finally:
             self._idle.pop()
 
-    def take_all(self, most: int) -> list[T]:
+    def get_all(self, most: int) -> list[T]:
         """Return the items that are queued now, at most ``most``, without waiting."""
         found: list[T] = []
         with suppress(Empty):
@@ -67,7 +67,7 @@ class BlockingQueue(Generic[T]):
                     found.append(item)
         return found
 
-    def take_each(self, most: int) -> Iterator[T]:
+    def get_each(self, most: int) -> Iterator[T]:
         """Yield the next items, at most ``most``, without waiting; leave what wakes threads."""
         with suppress(Empty):
             for _ in range(most):
@@ -77,7 +77,7 @@ class BlockingQueue(Generic[T]):
                 yield item
 
     def wake(self, takers: int = 1) -> None:
-        """End the wait of that many threads; their ``take`` returns None."""
+        """End the wait of that many threads; their ``get`` returns None."""
         for _ in range(takers):
             self._queue.put(None)
 
@@ -133,10 +133,7 @@ class Offers:
         return True
 
     def take(self, most: int) -> list[Offer]:
-        found: list[Offer] = []
-        while self._rows and len(found) < most:
-            found.append(self._rows.popleft())
-        if found:
+        if found := [self._rows.popleft() for _ in range(min(most, len(self._rows)))]:
             taken = sum(payload_bytes(each.event) for each in found)
             with self._lock:
                 self._bytes -= taken
@@ -187,33 +184,29 @@ class Lane:
         """Return the events of the next batch; the last may overshoot ``most_bytes``."""
         found: list[Lease] = []
         size = 0
-        while len(found) < most and size < most_bytes:
-            try:
-                found.append(self.leases.popleft())
-            except IndexError:
-                break
-            size += found[-1].payload_bytes
+        while len(found) < most and size < most_bytes and (lease := popped(self.leases)):
+            found.append(lease)
+            size += lease.payload_bytes
         return found
 
 
 Item = Lease | Lane | Delivery
 
 
-class Ready:
+class Ready(BlockingQueue[Item]):
     """A queue of events and lanes, from which threads take one at a time."""
 
     def __init__(self, on_idle: Callable[[], None] = lambda: None) -> None:
-        """``on_idle`` is called by a thread that finds the queue empty, before it waits."""
-        self._queue: BlockingQueue[Item] = BlockingQueue(on_idle)
+        super().__init__(on_idle)
         self._lanes: dict[tuple[str, int], Lane] = {}
         self.awaited: deque[Lease | Lane] = deque()  # filled by the threads, taken by the loop
 
     def __len__(self) -> int:
         """Return how many events wait for a thread; a lane in the queue may count as one more."""
         if not self._lanes:
-            return len(self._queue)
+            return self._queue.qsize()
         lanes = [each for each in [*self._lanes.values()] if not each.listener.is_awaited]
-        return max(len(self._queue) - sum(each.is_queued for each in lanes), 0) + sum(
+        return max(self._queue.qsize() - sum(each.is_queued for each in lanes), 0) + sum(
             len(each.leases) for each in lanes
         )
 
@@ -222,11 +215,6 @@ class Ready:
         """Return how many events make a whole batch for each batch listener that had some."""
         listeners = {each.listener.title: each.listener for each in [*self._lanes.values()]}
         return sum(each.batching.size for each in listeners.values() if each.batching)
-
-    @property
-    def idle(self) -> int:
-        """Return how many threads wait for an event."""
-        return self._queue.idle
 
     @property
     def waiting_for_loop(self) -> int:
@@ -245,7 +233,7 @@ class Ready:
         lanes: set[Lane] = set()
         for lease in leases:
             if (listener := batch_listener(lease)) is None:
-                self._queue.put(lease)
+                self.add(lease)
                 continue
             lane = self._lane(listener, batch_size(listener, lease))
             lane.leases.append(lease)
@@ -269,7 +257,7 @@ class Ready:
 
     def take(self, timeout: float) -> Item | None:
         """Return the next event or ripe lane, or None after ``timeout`` seconds or when woken."""
-        found = self._queue.take(timeout)
+        found = self.get(timeout)
         if not isinstance(found, Lane) or found.ripe_at <= monotonic():
             return found
         return self._take_beside(found, monotonic() + timeout)
@@ -280,7 +268,7 @@ class Ready:
         try:
             while True:
                 soonest = min([until, *[each.ripe_at for each in unripe]])
-                found = self._queue.take(max(soonest - monotonic(), 0.0))
+                found = self.get(max(soonest - monotonic(), 0.0))
                 if found is None:
                     now = monotonic()
                     ripe = next((each for each in unripe if each.ripe_at <= now), None)
@@ -295,12 +283,12 @@ class Ready:
                     unripe.append(found)
         finally:
             for each in unripe:
-                self._queue.put(each)
+                self.add(each)
 
     def take_all(self) -> list[Lease]:
         """Return the events that wait now, without waiting."""
         found: list[Lease] = []
-        for each in self._queue.take_all(maxsize):
+        for each in self.get_all(maxsize):
             if isinstance(each, Lane):
                 found += each.take(maxsize, maxsize)
             elif isinstance(each, Lease):
@@ -309,34 +297,22 @@ class Ready:
                 each.leave()
         return found
 
-    def take_now(self) -> Item | None:
-        """Return the next event or lane, ripe or not, without waiting; None if there is none."""
-        return next(iter(self._queue.take_all(1)), None)
-
     def take_alike(self, lease: Lease, most: int) -> tuple[list[Lease], Item | None]:
         """Return the next events of the same listener, at most ``most``, without waiting.
 
         Return what ended them, too: it comes next.
         """
         found: list[Lease] = []
-        for each in self._queue.take_each(most):
+        for each in self.get_each(most):
             if isinstance(each, Lease) and each.listener == lease.listener:
                 found.append(each)
             elif isinstance(each, Lane) and each.ripe_at > monotonic():
-                self._queue.put(each)
+                self.add(each)
                 break
             else:
                 return found, each
         return found, None
 
-    def put_again(self, found: Item) -> None:
-        """Queue what a thread has taken or left."""
-        self._queue.put(found)
-
-    def wake(self, takers: int = 1) -> None:
-        """End the wait of that many threads; their ``take`` returns None."""
-        self._queue.wake(takers)
-
     def _queue_lane(self, lane: Lane) -> None:
         lane.is_queued = True
-        self._queue.put(lane)
+        self.add(lane)

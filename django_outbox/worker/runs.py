@@ -131,19 +131,14 @@ class Runs:
         Only a plain DONE may run ahead of its settle. Any other decision is settled first, to keep
         the order, and so is every decision before an atomic listener, which commits its own.
         """
-        run = lease.run
-        if decision is not DONE or not run.waiting:
+        if decision is not DONE or not lease.run.waiting:
             return None
-        with self._lock:
-            if not run.waiting or run.out[-1:] != [lease]:
-                return None
-            follower = run.waiting[0]
-            listener = registry.by_title(follower.listener)
-            if listener is not None and listener.atomic:
-                return None
-            if follower.queue != lease.queue or not self._pools.accepts(follower.queue):
-                return None
-            return self.held.hand_out(run)
+        return self.follower_of(lease, self._runs_ahead)
+
+    def _runs_ahead(self, lease: Lease) -> bool:
+        listener = registry.by_title(lease.listener)
+        is_atomic = listener is not None and listener.atomic
+        return not is_atomic and self._pools.accepts(lease.queue)
 
     def follower_of(self, lease: Lease, fits: Callable[[Lease], bool]) -> Lease | None:
         """Hand out the event behind the last one of its stream that was, if it ``fits``."""

@@ -141,11 +141,11 @@ class Settler(Settles):
             self._retry_pause = min(2 * self._retry_pause, RETRY_REFUSED[1])
             self._accepted_step = self._steps  # as far as is known; they are set aside again
         if not self._unsettled:
-            first = yield from act(partial(self._decisions.take, IDLE_WAIT))
+            first = yield from act(partial(self._decisions.get, IDLE_WAIT))
             if first is not None:
                 self._unsettled = [first]
                 yield from self._gather()
-        self._unsettled += self._decisions.take_all(MAX_BATCH - len(self._unsettled))
+        self._unsettled += self._decisions.get_all(MAX_BATCH - len(self._unsettled))
         parts = [self._settle(part) for part in split_by_kind(self._unsettled)]
         yield from in_turn(*parts, self._runs.release_ended())
         return 0.0

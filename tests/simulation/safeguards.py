@@ -209,7 +209,11 @@ OWN = (
     Broken(
         name="what runs ahead of any decision",
         edits=[
-            ("worker/runs.py", "if decision is not DONE or not run.waiting:", "if not run.waiting:")
+            (
+                "worker/runs.py",
+                "if decision is not DONE or not lease.run.waiting:",
+                "if not lease.run.waiting:",
+            )
         ],
     ),
     Broken(

@@ -165,6 +165,6 @@ def test_a_batch_calls_nothing_behind_what_its_queue_turned_away(
 
 def test_what_a_hung_thread_has_left_is_released_at_a_stop(held: Held) -> None:
     leases, ready = held.start(held.add_rows([lease("x")])), Ready()
-    ready.put_again(Delivery(leases, SCRIPTED, held.is_current))
+    ready.add(Delivery(leases, SCRIPTED, held.is_current))
     assert ready.take_all() == []
     assert leases[0].is_waiting
