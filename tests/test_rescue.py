@@ -13,7 +13,7 @@ import django_outbox as outbox
 from django_outbox.listeners.outcomes import Status
 from django_outbox.models import OutboxEvent, OutboxStream, OutboxWorker
 from django_outbox.signals import event_rescued
-from django_outbox.worker import quarantine
+from django_outbox.worker import claimer
 from tests.fleet import Fleet, wait_until
 from tests.surroundings import heard
 from tests.table import insert, keyed, listening, row, write
@@ -73,7 +73,7 @@ def test_neighbours_go_on_while_a_suspect_waits_beside_a_long_listener(
     settings: Any, monkeypatch: pytest.MonkeyPatch, key: str | None
 ) -> None:
     """Other events are delivered; the suspect is run alone once the long listener has ended."""
-    monkeypatch.setattr(quarantine, "RETRY_WAITS", (0.5, 0.5))
+    monkeypatch.setattr(claimer, "RETRY_WAITS", (0.5, 0.5))
     settings.OUTBOX = {**OUTBOX, "LEASE": 1.5, "POLL_INTERVAL": 0.2, "MODE": "multi_node"}
     long, suspects, quick = Gate(), list[str](), list[str]()
 

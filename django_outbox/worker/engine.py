@@ -19,7 +19,6 @@ from .housekeeper import Housekeeper, Operations, Purger
 from .leases import ActiveLease, Releases
 from .pauses import KnownPauses
 from .polling import Wakeup
-from .quarantine import Quarantine
 from .ready import Decisions
 from .runs import Runs
 from .settler import Settler
@@ -98,14 +97,11 @@ class Engine:
         claims = Claims(
             releases=releases, pools=gates, known_pauses=self._known_pauses, gates=gates.by_queue
         )
-        quarantine = Quarantine(
-            gates=gates, claims=claims, releases=releases, settled=lambda: self.settler.settled
-        )
         return Claimer(
             gates=gates,
             claims=claims,
             releases=releases,
-            quarantine=quarantine,
+            settled=lambda: self.settler.settled,
             may_claim=self._may_claim,
         )
 

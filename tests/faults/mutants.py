@@ -308,11 +308,7 @@ MUTANTS = (
         database="postgres",
         scenario="suspect",
         edits=[
-            (
-                "worker/quarantine.py",
-                "self._max_wait = min(lease, MAX_WAIT)",
-                "self._max_wait = 1e9",
-            )
+            ("worker/claimer.py", "self._max_wait = min(lease, MAX_WAIT)", "self._max_wait = 1e9")
         ],
     ),
     Mutant(

@@ -150,7 +150,7 @@ OWN = (
     Broken(
         name="a suspect beside other events",
         kind="poison",
-        edits=[("worker/quarantine.py", "or len(self._held)):", "or False):")],
+        edits=[("worker/claimer.py", "or len(self._held)):", "or False):")],
     ),
     Broken(
         name="a lost probe that is a success",
@@ -294,7 +294,7 @@ OWN = (
     Broken(
         name="a suspect tried by a process that has just begun",
         kind="poison",
-        edits=[("worker/quarantine.py", "self._settled() > 0 or now > self._proven_at", "True")],
+        edits=[("worker/claimer.py", "self._settled() > 0 or now > self._proven_at", "True")],
     ),
     Broken(
         name="a failed hot claim that asks for no poll",
