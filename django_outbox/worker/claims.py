@@ -39,7 +39,7 @@ from .held import ids_and_leases
 from .intake import coalesce_and_complete, complete, is_whole, report_rescues
 from .leases import Releases
 from .pauses import KnownPauses
-from .runs import StreamRead, Threads, stream_run
+from .runs import StreamRead, stream_run
 
 SMALL_CLAIM = 50  # events; a claim of fewer is a small one
 # So much later is an event due that was passed on: two releases must not pass it to and fro.
@@ -62,13 +62,12 @@ class Claims:
         self,
         *,
         releases: Releases,
-        pools: Threads,
         known_pauses: KnownPauses,
         gates: Mapping[str, Gate],
         at: datetime | None = None,
     ) -> None:
         """``at`` is used instead of the database's now, by ``drain()``, which has no ``gates``."""
-        self._pools, self._gates, self._at = pools, gates, at
+        self._pools, self._gates, self._at = releases.runs.pools, gates, at
         self._alias, self._me, self._settings = releases.alias, releases.me, releases.settings
         self._held, self._runs = releases.held, releases.runs
         self.known_pauses = known_pauses

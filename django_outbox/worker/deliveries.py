@@ -13,7 +13,6 @@ from ..delivery.lease import Lease
 from ..delivery.route import batch_listener, batch_size
 from ..listeners.outcomes import Decision
 from ..listeners.registry import Listener
-from .held import Held
 from .pauses import KnownPauses
 from .ready import Lane, Ready
 from .runs import Runs
@@ -41,24 +40,12 @@ class Queue(Protocol):
         """Note that an event may not start while the queue is closed, unless it is the probe."""
 
 
-class Settles(Protocol):
-    """Who takes decisions, and what is to be delivered next: ``Gates``, or ``drain()``."""
-
-    def settle(self, decided: tuple[Lease, Decision], /) -> None:
-        """Have a decision settled."""
-
-    def put(self, leases: Sequence[Lease]) -> None:
-        """Queue events for the threads of their queues."""
-
-
 class Deliveries:
     """Begins the deliveries of a queue; its threads, its event loop or ``drain()`` make them."""
 
-    def __init__(
-        self, *, alias: str, queue: Queue, settles: Settles, held: Held, runs: Runs
-    ) -> None:
-        self.alias, self.held = alias, held
-        self._queue, self._settles, self._runs = queue, settles, runs
+    def __init__(self, *, alias: str, queue: Queue, runs: Runs) -> None:
+        self.alias, self.held = alias, runs.held
+        self._queue, self._pools, self._runs = queue, runs.pools, runs
 
     def take(self, found: Lane, room: int = maxsize) -> list[Lease]:
         """Take the next batch of a lane, at most ``room`` events."""
@@ -132,18 +119,18 @@ class Deliveries:
                 last[each[0].stream] = each
         ahead = [self._runs.next(*each) for each in last.values()] if last else []
         for each in decided:
-            self._settles.settle(each)
+            self._pools.settle(each)
         return [each for each in ahead if each is not None] if ahead else []
 
     def put(self, leases: Sequence[Lease]) -> None:
         """Queue events for the threads of their queues."""
         if leases:
-            self._settles.put(leases)
+            self._pools.put(leases)
 
     def put_all_but_one(self, followers: list[Lease]) -> None:
         """Queue what may run next, but for a single event: the same thread goes on with that."""
         if len(followers) > 1 or any(map(batch_listener, followers)):
-            self._settles.put(followers)
+            self._pools.put(followers)
             followers.clear()
 
     def end(self, delivery: Delivery) -> None:

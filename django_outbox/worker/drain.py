@@ -108,10 +108,8 @@ class Drain(Settles):
             each for each in connections.all(initialized_only=True) if each.in_atomic_block
         ]
         self.ready, self.known_pauses = Ready(), KnownPauses()
-        self._claims = Claims(
-            releases=releases, pools=self, known_pauses=self.known_pauses, gates={}, at=at
-        )
-        self._deliveries = Deliveries(alias=alias, queue=self, settles=self, held=held, runs=runs)
+        self._claims = Claims(releases=releases, known_pauses=self.known_pauses, gates={}, at=at)
+        self._deliveries = Deliveries(alias=alias, queue=self, runs=runs)
         self._queues: list[str] = []  # of the claims, in their order
         self._delivery: Delivery  # the last one
         self._savepoint: Savepoint  # around it, in the caller's transaction

@@ -19,7 +19,6 @@ from .housekeeper import Housekeeper, Operations, Purger
 from .leases import ActiveLease, Releases
 from .pauses import KnownPauses
 from .polling import Wakeup
-from .ready import Decisions
 from .runs import Runs
 from .settler import Settler
 
@@ -42,7 +41,7 @@ class Engine:
     ) -> None:
         self.alias, self.me, self.settings = alias, me, settings
         self.queues, self._max_events = queues, max_events
-        self.held, self.decisions, self.wakeup = Held(settings.LEASE), Decisions(), Wakeup()
+        self.held, self.wakeup = Held(settings.LEASE), Wakeup()
         self.sessions, self._known_pauses = BrokenSessions(), KnownPauses()
         self.gates = self._make_gates()
         self.runs = Runs(
@@ -90,13 +89,11 @@ class Engine:
             for name, queue in settings.queues.items()
             if name in self.queues
         ]
-        return Gates(gates, decisions=self.decisions, wakeup=self.wakeup)
+        return Gates(gates, wakeup=self.wakeup)
 
     def _make_claimer(self) -> Claimer:
         gates, releases = self.gates, self.releases
-        claims = Claims(
-            releases=releases, pools=gates, known_pauses=self._known_pauses, gates=gates.by_queue
-        )
+        claims = Claims(releases=releases, known_pauses=self._known_pauses, gates=gates.by_queue)
         return Claimer(
             gates=gates,
             claims=claims,

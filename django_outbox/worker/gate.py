@@ -277,10 +277,10 @@ class Gate:
 class Gates:
     """The gates of a worker: what writers, threads and verbs know of its queues."""
 
-    def __init__(self, gates: Iterable[Gate], *, decisions: Decisions, wakeup: Wakeup) -> None:
+    def __init__(self, gates: Iterable[Gate], *, wakeup: Wakeup) -> None:
         self.by_queue = {each.name: each for each in gates}
-        self.decisions, self.wakeup = decisions, wakeup
-        self.settle = decisions.add  # has a decision settled
+        self.decisions, self.wakeup = Decisions(), wakeup
+        self.settle = self.decisions.add  # has a decision settled
         self.others = 0  # other live workers; set by the heartbeat
 
     def __iter__(self) -> Iterator[Gate]:

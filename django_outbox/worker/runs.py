@@ -58,7 +58,7 @@ class Runs:
     def __init__(
         self, *, me: str, settings: Settings, held: Held, pools: Threads, wakeup: Wakeup
     ) -> None:
-        self.settings, self.held, self._pools, self._wakeup = settings, held, pools, wakeup
+        self.settings, self.held, self.pools, self._wakeup = settings, held, pools, wakeup
         self.me, self._lock = me, held.lock
         self._ended: list[Run] = []  # streams to be released
         # Ids that only other workers may claim, each until a time (monotonic).
@@ -138,7 +138,7 @@ class Runs:
     def _runs_ahead(self, lease: Lease) -> bool:
         listener = registry.by_title(lease.listener)
         is_atomic = listener is not None and listener.atomic
-        return not is_atomic and self._pools.accepts(lease.queue)
+        return not is_atomic and self.pools.accepts(lease.queue)
 
     def follower_of(self, lease: Lease, fits: Callable[[Lease], bool]) -> Lease | None:
         """Hand out the event behind the last one of its stream that was, if it ``fits``."""
@@ -205,12 +205,12 @@ class Runs:
         No thread gets one that is decided already.
         """
         queues = {each.waiting[0].queue for each in runs}
-        accepted = {each for each in queues if self._pools.accepts(each)}
+        accepted = {each for each in queues if self.pools.accepts(each)}
         for run in runs:
             if run.waiting[0].queue not in accepted:
                 self.leave(run)
         heads = [self.held.hand_out(each) for each in runs if each.waiting]
-        self._pools.put([each for each in heads if not each.decided])
+        self.pools.put([each for each in heads if not each.decided])
 
     # -- giving back -----------------------------------------------------------------------------
 

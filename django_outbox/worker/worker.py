@@ -122,8 +122,7 @@ class Worker:
             self._delivering, self._parts = [], [*self._side_loops[:1]]
 
     def _executor(self, gate: Gate) -> Executor:
-        gates, held, runs = self._gates, self._held, self._engine.runs
-        deliveries = Deliveries(alias=self.alias, queue=gate, settles=gates, held=held, runs=runs)
+        deliveries = Deliveries(alias=self.alias, queue=gate, runs=self._engine.runs)
         return Executor(
             gate=gate,
             deliveries=deliveries,
@@ -257,7 +256,7 @@ class Worker:
             time.sleep(0.002)
         settled = self._settler.is_idle
         self._settler_loop.stop()
-        self._engine.decisions.wake()
+        self._gates.decisions.wake()
         return self._settler_loop.join(JOIN_TIMEOUT) and settled
 
     def __enter__(self) -> Worker:

@@ -52,9 +52,7 @@ class Parts:
             me="me", settings=self.settings, held=self.held, pools=self.pools, wakeup=Wakeup()
         )
         self.releases = Releases(alias=SCRIPTED, runs=self.runs)
-        self.claims = Claims(
-            releases=self.releases, pools=self.pools, known_pauses=KnownPauses(), gates={}
-        )
+        self.claims = Claims(releases=self.releases, known_pauses=KnownPauses(), gates={})
 
     def has(self, deadline: float, *, key: str | None = None) -> None:
         """Lease the event, or its stream, until ``deadline`` (monotonic)."""

@@ -153,8 +153,8 @@ def test_a_batch_calls_nothing_behind_what_its_queue_turned_away(
         each.turned_away = each.event_id in turned_away
 
     queue: Any = SimpleNamespace(probing=False, closed=True, ready=Ready(), turn_away=turn_away)
-    runs = Leased(Held(30)).runs
-    deliveries = Deliveries(alias=SCRIPTED, queue=queue, settles=queue, held=held, runs=runs)
+    runs = Runs(me="me", settings=Settings(), held=held, pools=ANY_THREAD, wakeup=Wakeup())
+    deliveries = Deliveries(alias=SCRIPTED, queue=queue, runs=runs)
     with listening(print, batch=9):
         (listener,) = registry.route("", PLACED)
         lane = Lane(listener, 9)
