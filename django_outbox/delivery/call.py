@@ -121,8 +121,22 @@ class Call:
         self.seconds = seconds
         for each in self.leases:
             each.duration += seconds / len(self.leases)
-        if self.timeout is not None:
-            self._report_if_late(self.timeout, seconds if clocked is None else clocked)
+        clocked = seconds if clocked is None else clocked
+        if self.timeout is None or clocked < self.timeout:
+            return
+        logger.warning(
+            "listener runs longer than its timeout "
+            "event_id=%s event_type=%s listener=%r seconds=%.1f",
+            *self.leases[0].named,
+            clocked,
+        )
+        announce(
+            listener_overdue,
+            sender=self.owner.alias,
+            event=self.event,
+            listener=self.listener,
+            seconds=clocked,
+        )
 
     def end(self) -> bool:
         """End the call once, in its thread or from another; return whether this one did it."""
@@ -178,14 +192,10 @@ class Call:
         if answer is None:
             return None
         if isawaitable(answer):
-            answer = self._await_here(answer)
+            if self.timeout is not None:  # it starts now; a cancelled coroutine has time to end
+                self.ends_at = monotonic() + self.timeout + CANCELLATION_GRACE
+            answer = async_to_sync(self._await_with_timeout)(answer)
         return self._checked(answer)
-
-    def _await_here(self, awaitable: Awaitable[Any]) -> Any:
-        """Await in a thread: the timeout starts now, and a cancelled coroutine has time to end."""
-        if self.timeout is not None:
-            self.ends_at = monotonic() + self.timeout + CANCELLATION_GRACE
-        return async_to_sync(self._await_with_timeout)(awaitable)
 
     # -- on the event loop -----------------------------------------------------------------------
 
@@ -244,24 +254,6 @@ class Call:
         if self._takes_batch:
             return checked(answer, len(self.leases))
         return None if isinstance(answer, BaseException) else answer  # returned, not raised
-
-    def _report_if_late(self, timeout: float, seconds: float) -> None:
-        """Report a call that took ``seconds`` if that is more than its timeout."""
-        if seconds < timeout:
-            return
-        logger.warning(
-            "listener runs longer than its timeout "
-            "event_id=%s event_type=%s listener=%r seconds=%.1f",
-            *self.leases[0].named,
-            seconds,
-        )
-        announce(
-            listener_overdue,
-            sender=self.owner.alias,
-            event=self.event,
-            listener=self.listener,
-            seconds=seconds,
-        )
 
     def timeout_error(self, consequence: str) -> ListenerTimeout:
         """Return the error of a call that ran longer than its timeout."""

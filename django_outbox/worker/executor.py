@@ -188,12 +188,8 @@ class Executor:
         to_loop: Callable[[Lease | Lane], None],
     ) -> None:
         """``to_loop`` has the event loop deliver an event, or the next batch of a lane."""
-        self.gate, self.deliveries, self.sessions, self.to_loop = (
-            gate,
-            deliveries,
-            sessions,
-            to_loop,
-        )
+        self.gate, self.deliveries = gate, deliveries
+        self.sessions, self.to_loop = sessions, to_loop
         self._held, self._stuck_after = deliveries.held, stuck_after  # seconds
         self.stopping = False  # set by ``stop``
         self._means: dict[str | None, float] = {}  # seconds of a call, by the listener's title
