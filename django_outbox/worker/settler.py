@@ -181,9 +181,7 @@ class Settler(Settles):
 
     def _set_aside(self, rows: Settled, error: Exception) -> None:
         if self._accepted_step < self._steps - 1:  # the database has lately accepted no others
-            self._unsettled = (
-                without(self._unsettled, rows) + rows
-            )  # so that others are tried first
+            self._unsettled = without(self._unsettled, rows) + rows  # others are tried first
             raise error
         super()._set_aside(rows, error)
         self._refused += rows
