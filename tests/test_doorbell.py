@@ -23,7 +23,7 @@ import django_outbox as outbox
 from django_outbox import doorbell
 from django_outbox.doorbell.base import database_identity
 from django_outbox.doorbell.local import Local
-from django_outbox.worker import quarantine
+from django_outbox.worker import claimer
 from tests.reach.children import Site
 from tests.table import PLACED, insert, listening, statuses, write
 from tests.waiting import wait_until
@@ -188,7 +188,7 @@ def test_488_what_slow_rings_keep_quiet_about_is_not_missed(
     settings: Any, bells: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A writer may send none for longer than the interval; workers poll again after that time."""
-    monkeypatch.setattr(quarantine, "PROBATION", 0.0)  # else it polls soon after its start
+    monkeypatch.setattr(claimer, "PROBATION", 0.0)  # else it polls soon after its start
     settings.OUTBOX = {"DOORBELL": local(bells), "DOORBELL_INTERVAL": 0.2, **FAR}
     seen: list[float] = []
     with listening(lambda event: seen.append(time.monotonic())), outbox.Worker():

@@ -16,7 +16,7 @@ from django.test import override_settings
 
 import django_outbox as outbox
 from django_outbox import doorbell
-from django_outbox.worker import claimer, quarantine, threads
+from django_outbox.worker import claimer, threads
 from tests.table import insert, listening, statuses, write
 from tests.waiting import wait_until
 
@@ -84,7 +84,7 @@ PATH = f"{__name__}.Bell"
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, empty in (("made", []), ("ears", []), ("sure", False)):
         monkeypatch.setattr(Bell, name, empty)
-    monkeypatch.setattr(quarantine, "PROBATION", 0.0)  # else it polls soon after its start
+    monkeypatch.setattr(claimer, "PROBATION", 0.0)  # else it polls soon after its start
 
 
 @pytest.fixture
