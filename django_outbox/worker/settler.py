@@ -279,7 +279,7 @@ class SettleLog:
     def report(self, settled: Settled) -> None:
         logs_done = logger.isEnabledFor(logging.DEBUG)
         if settled[0][1] is DONE and not (logs_done or event_settled.receivers):
-            return  # all are, and none is logged or announced
+            return  # so are the others: nothing to log or to announce
         for lease, decision in settled:
             if logs_done or decision.status is not Status.DONE or decision.outcome == "discarded":
                 self._log(lease, decision)
