@@ -221,7 +221,10 @@ class _Slot:
         self._started_at = self._reported_at = time.monotonic()
         self._last_report = Health(unready=("starting",))
         self._pipe = HealthPipe()
+        # What comes to the child before its interpreter is ready waits: it would be forgotten.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {PASSED_ON})
         self._pid = os.fork()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {PASSED_ON})
         if self._pid:
             return
         code = 1

@@ -16,7 +16,7 @@ from pathlib import Path
 from tests.rules import Rule, Text
 
 CODE_LINES = {
-    "django_outbox": 22_369,
+    "django_outbox": 22_371,
     "django_outbox/admin": 1_981,
     "django_outbox/relays": 2_214,
     "django_outbox/sql": 2_052,
